@@ -18,7 +18,7 @@ from gemini_lab.lab.made_with import PACKAGE, machine, made_with
 from gemini_lab.limits import whole
 from gemini_lab_bench.rows import Row, table
 
-ENDED: Final = "interrupted, so nothing is told or written; what it started has ended"
+ENDED: Final = "interrupted, so nothing is printed or written; what it started has ended"
 BENCHES: Final[dict[str, str]] = {
     "restart": "failure to the next finished iteration: warm, kept, cold, and NVRx in turn",
     "wasted": "workers killed at any time: does Eq. (1) hold?",

@@ -100,7 +100,7 @@ class CallbackParts:
         names = sorted(late | {_OF.format(kind=kind, attribute=one) for _, kind, one in found})
         if names:
             self._remark(
-                f"callbacks change what no version has ({', '.join(names)}), so it begins anew "
+                f"callbacks change what no version has ({', '.join(names)}), so it begins again "
                 "after a failure; give them `state_dict` and `load_state_dict`, and have them make "
                 "copies of the model before training begins; if no later number depends on it, all "
                 "is well"

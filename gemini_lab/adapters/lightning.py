@@ -238,7 +238,7 @@ def require_lightning(trainer: Any) -> None:
         )
     if trainer.reload_dataloaders_every_n_epochs:
         raise UnsupportedError(
-            "this Trainer makes its loaders anew (reload_dataloaders_every_n_epochs), and a place "
+            "this Trainer makes its loaders again (reload_dataloaders_every_n_epochs), and a place "
             "in another loader does not come back; set it to 0"
         )
 

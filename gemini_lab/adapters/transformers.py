@@ -243,8 +243,8 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             self._updates_done = found[1] // accumulate  # of a checkpoint that is gone on from
             if self._trainer.state.global_step % updates_an_epoch != self._updates_done:
                 raise UnsupportedError(
-                    "ignore_data_skip=True begins the epoch anew in whose middle the checkpoint "
-                    "lies, so that a count of steps no longer tells the epoch; leave it out"
+                    "ignore_data_skip=True begins the checkpoint's epoch from its start, "
+                    "so that a count of steps no longer tells the epoch; leave it out"
                 )
             return found
         if self._version >= max_steps:

@@ -156,7 +156,7 @@ def _if_short(seats: Seats, settings: Settings) -> str:
     after = (
         f"after {format_seconds(settings.shrink_after_s)}" if settings.shrink_after_s else "then"
     )
-    return f"{after} goes on with those that are left: {', '.join(map(str, sizes))} nodes"
+    return f"{after} continues with those that are left: {', '.join(map(str, sizes))} nodes"
 
 
 def _machines(config: LabConfig) -> str:

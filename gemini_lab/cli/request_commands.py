@@ -248,7 +248,7 @@ class AwaitedSize:
     def late(self, run: str, wait_s: float) -> str:
         """Return that the run keeps its size until it can change."""
         return (
-            f"{run} still has {self._now} nodes after {wait_s:.0f} s (--wait); it goes on with "
+            f"{run} still has {self._now} nodes after {wait_s:.0f} s (--wait); it continues with "
             f"{self._nodes} as soon as it can"
         )
 

@@ -47,7 +47,7 @@ def as_engine(
     if engine is not None:
         if model is not None or optimizer is not None or settings is not None or step:
             raise ConfigError(
-                "protect was given an engine beside model=, optimizer=, settings= or step=, which "
+                "protect was given an engine and model=, optimizer=, settings= or step=, which "
                 'are for plain PyTorch; an engine has its own, and its settings are the "gemini" '
                 "block of the DeepSpeed configuration"
             )

@@ -31,7 +31,7 @@ from gemini_lab.engine.unsaved_state import Bystanders
 Kind = TypeVar("Kind")
 IS_READ_ALREADY: Final = (
     "an iterator of the {} in data= was made before `protect`, and workers read for it: if "
-    "training goes on with it, as with a loader that keeps one iterator for all epochs, what it "
+    "training continues with it, as with a loader that keeps one iterator for all epochs, what it "
     "gives does not come back after a failure; make iterators afterwards, one for each epoch"
 )
 _MODELS: Final = (DeepSpeedEngine, DistributedDataParallel)
@@ -149,7 +149,7 @@ def _left(
         )
     if static := [one.module for one in around.replicated if _adds_up_anew(one)]:
         yield (
-            f"another model in DDP has static_graph=True ({_listed(static)}): whoever starts after "
+            f"another model in DDP has static_graph=True ({_listed(static)}): a worker that starts after "
             "a failure adds its gradients up in another order once, and their last bits differ; "
             "leave static_graph out"
         )

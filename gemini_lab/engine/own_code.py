@@ -342,7 +342,7 @@ class SameCode:
         if not kept:
             raise ConfigError(f"{text}; ranks with different code never train together; {WAY_OUT}")
         if self._start.rank == min(kept):
-            self._emit(Note(text=f"{text}: no process is kept, and all ranks start anew"))
+            self._emit(Note(text=f"{text}: no process is kept, and all ranks restart"))
         raise CannotGoOnError(text)
 
     def _see_late(self, path: str, digest: str) -> None:
@@ -360,7 +360,7 @@ class SameCode:
                 f"rank {self._start.rank} imports {name}, which was edited since another rank, or "
                 "this one, imported it"
             )
-            self._emit(Note(text=f"{text}: all ranks start anew"))
+            self._emit(Note(text=f"{text}: all ranks restart"))
             raise CannotGoOnError(text)
         self._known[name] = digest
         if names := changed(self._start.code, {name: digest}):

@@ -111,7 +111,7 @@ class Rewinder:
         if lineage.rewinds == MOST_REWINDS:
             raise GeminiError(
                 f"training went back {MOST_REWINDS} times since its workers were started; they are "
-                "started anew"
+                "restarted"
             )
         version = copy.info.version
         extra = self._state.take_back(copy.data, with_data=not wish.skips)

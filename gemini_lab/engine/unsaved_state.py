@@ -305,7 +305,7 @@ TAKE_TURNS: Final = (
 )
 ARE_STRAYS: Final = (
     "the script reads, from one iteration to the next, loaders that it has not handed over ({}), "
-    "and after a failure they begin anew: make them before `protect`, and name all that the loop "
+    "and after a failure they begin from the start: make them before `protect`, and name all that the loop "
     "reads: protect(..., data=[loader, other])"
 )
 IS_AMBIGUOUS: Final = (
@@ -318,14 +318,14 @@ ASKS_NOTHING: Final = (
     "more after a recovery; loop `for step in protected.steps(N)`, or from protected.step"
 )
 ARE_NOT_KEPT: Final = (
-    "what stands beside the engine's weights changes while it trains ({}), and will not come back "
-    "after a failure: where no other way is said there, name what holds it, such as an average or "
+    "what is not among the engine's weights changes while it trains ({}), and will not come back "
+    "after a failure: unless it names another way, name what holds it, such as an average or "
     'another model and its optimizer: protect(..., also={{"ema": ema}})'
 )
 
 COMES_LATE: Final = (
     "a schedule of the optimizer was made after `protect` ({}), and no version has it: after a "
-    "failure it would begin anew, from the rate that was put back; make it before `protect`"
+    "failure it would begin from the start, from the rate that was put back; make it before `protect`"
 )
 IS_OVER: Final = (
     "protected.{loop} was over when version {version} was made, so this start gives it no pass; "

@@ -500,7 +500,7 @@ def _unknown(name: str) -> Callable[..., Any]:
     def call(*_: Any, **__: Any) -> Any:
         raise UnsupportedError(
             f"ProcessGroup.{name} of PyTorch {torch.__version__} was called, and a group that is "
-            "made anew when a rank is lost does not know it; call something else, or leave "
+            "made again when a rank is lost does not know it; call something else, or leave "
             "keep_processes out"
         )
 

@@ -359,7 +359,7 @@ def _begun(told: events.RecoveryStarted) -> str:
     planned = {
         events.DRAIN: f"the ranks of {names} move",
         events.RESIZE: "all ranks have stopped, to go on as another number",
-        events.REPLICAS: "all ranks have stopped, to go on with copies in other places",
+        events.REPLICAS: "all ranks have stopped, to continue with copies in other places",
     }
     failed = f"failure {told.recovery}: {told.cause.replace('_', ' ')}{where}"
     return f"    {planned.get(told.cause, failed)}"

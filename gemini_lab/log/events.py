@@ -264,7 +264,7 @@ class ReplicasPlaced(Event, frozen=True, kw_only=True):
     def __str__(self) -> str:
         moves = [f"+{len(self.added)}"] if self.added else []
         moves += [f"-{len(self.dropped)}"] if self.dropped else []
-        return f"copies are placed anew ({', '.join(moves)}): {self.reason}"
+        return f"copies are placed again ({', '.join(moves)}): {self.reason}"
 
 
 class ReplicasShort(Event, frozen=True, kw_only=True):

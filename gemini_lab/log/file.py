@@ -174,7 +174,7 @@ class EventLog:
                 self._put_back()
             named = self.path.stat()
         if not os.path.samestat(named, os.fstat(self._file.fileno())):
-            raise LogTakenError(f"another owner of the run goes on with {self.path}")
+            raise LogTakenError(f"another owner of the run continues with {self.path}")
 
     def _put_back(self) -> None:
         """Give the log its name again, which somebody removed; what it had is still open here.

@@ -138,7 +138,7 @@ def not_disowned(state: RootState, reason: str) -> str:
     """Return, for users, what follows if the tier was not told."""
     newest, url = state.discarded.left[-1].version, state.read_settings().persistent_url
     return (
-        f"{url} could not be told that its versions after {newest} count no more ({reason}): until "
+        f"{url} could not be told that its versions after {newest} are void ({reason}): until "
         "a newer version is saved there, remove them before another run resumes from there"
     )
 
@@ -157,8 +157,8 @@ def with_way_on(state: RootState, versions: Sequence[int], reason: str) -> RootS
         way_on = not_disowned(state, reason)
     elif versions:
         way_on = (
-            f"--resume goes on from version {max(versions)}, which was verified: later ones count "
-            "no more"
+            f"--resume goes on from version {max(versions)}, which was verified: later ones "
+            "are void"
         )
     else:
         way_on = (

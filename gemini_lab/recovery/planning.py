@@ -219,7 +219,7 @@ def with_cuts(plan: RecoveryPlan, copies: Iterable[Copy]) -> RecoveryPlan:
         transfers=(),
         cuts=tuple(Cut(shard=s, holders=tuple(in_order(holders[s]))) for s in sorted(holders)),
         reason=f"version {one.version} is whole in memory as {len(holders)} shards, which are cut "
-        f"anew for {len(plan.sources)} ranks",
+        f"again for {len(plan.sources)} ranks",
     )
 
 

@@ -227,7 +227,7 @@ class ReplicaPlacing:
         if said and said != self._short:
             reason = (
                 f"memory may not suffice within {settings.survival_days:g} days with chance "
-                f"{chance:.2g}, at most {1 - settings.survival_target:.2g} is asked for, and "
+                f"{chance:.2g}, at most {1 - settings.survival_target:.2g} are wanted, and "
                 + (
                     "no copy more would help"
                     if room > 0

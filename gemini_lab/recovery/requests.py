@@ -105,7 +105,7 @@ class GiveUpProgress(Request, frozen=True, kw_only=True):
     """Go on from the best version at hand instead of waiting for newer ones."""
 
     def answer(self, run: str) -> str:
-        return f"{run} waits no more for versions that may come back"
+        return f"{run} no longer waits for versions that may come back"
 
 
 class RewindRun(Request, frozen=True, kw_only=True):
@@ -139,7 +139,7 @@ class ResizeRun(Request, frozen=True, kw_only=True):
         check_number("nodes", self.nodes, least=1, is_whole=True)
 
     def answer(self, run: str) -> str:
-        return f"{run} goes on with {self.nodes} nodes as soon as it can"
+        return f"{run} continues with {self.nodes} nodes as soon as it can"
 
     def check(self, run: RunFacts) -> None:
         settings = run.settings

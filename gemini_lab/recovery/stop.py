@@ -72,6 +72,6 @@ class Stop:
         self._is_late_told = True
         away = listed([rank for rank in ranks if rank not in self._held])
         return (
-            f"training is to go on with other nodes; rank {away} has not come to the end of its "
+            f"training is to continue with other nodes; rank {away} has not come to the end of its "
             f"iteration in {passed_s:.0f} s, and is waited for"
         )

@@ -171,4 +171,4 @@ def reason_to_end(said: WrongSums, state: RootState) -> str:
         return f'{said} (the run ends here as "on_wrong_sums": "stop" says)'
     if said.goes_back:
         return ""
-    return f"{said}; train on three machines or more, of which one is told by the two others"
+    return f"{said}; train on three machines or more, so that two can outvote the third"

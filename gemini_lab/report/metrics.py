@@ -146,7 +146,7 @@ def _versions(run: RunReducer, now_s: float) -> Iterator[Metric]:
     written = run.persistent.written
     age_s = max(0.0, now_s - written[-1][0]) if written else None
     yield _gauge("persistent_version_age_seconds", "Time since it was whole there", age_s)
-    text = "Nodes, whichever they are, that may be lost now; -1: memory has no whole version"
+    text = "Any so many nodes may be lost now; -1: memory has no whole version"
     yield _gauge("survivable_nodes", text, None if survivable is None else survivable[0])
 
 

@@ -255,7 +255,7 @@ def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS) -> Iterator[str]:
     fenced = False
     for step in steps:
         if step.name == "fence" and fenced:
-            yield "  anew:"
+            yield "  again:"
         fenced = fenced or step.name == "fence"
         first = min(int((step.start_s - begin_s) / span_s * width), width - 1)
         last = max(first + 1, round((step.end_s - begin_s) / span_s * width))

@@ -169,7 +169,7 @@ def tiered(workload: Workload, *, every: int = 10, replicas: int = 2) -> Policy:
         name="HyperPod-like",
         source="Amazon SageMaker HyperPod, managed tiered checkpointing (its user guide)",
         assumptions=f"every {every} iterations training stands still while the shard is copied to "
-        f"CPU memory, and {replicas - 1} neighbour's memory gets a copy beside training at the "
+        f"CPU memory, and {replicas - 1} neighbour's memory gets a copy during training at the "
         "link's rate; nothing is serialised at a failure; every three hours a checkpoint to the "
         "store, without a stall; its checkpointless recovery is a policy of its own",
         memory=Stream(every=every, delay_s=sent_s, stall_s=copy_s),
@@ -231,7 +231,7 @@ def resize(workload: Workload, *, replicas: int = 2) -> Policy:
         ours,
         name="gemini_lab, resized",
         source='this package (`"when_short": "shrink"`)',
-        assumptions=f"{ours.assumptions}; without a standby it goes on with the nodes that are "
+        assumptions=f"{ours.assumptions}; without a standby it continues with the nodes that are "
         "left, at a speed that falls with their number, and takes a new one in at the cost of a "
         "warm-up",
         shrinks=True,

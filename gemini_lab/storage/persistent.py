@@ -283,7 +283,7 @@ class PersistentTier:
                 text = self._files.record(name)
             if (left := left_in(text)) is None:
                 raise UnreadError(
-                    f"{self.url} has {name}, which says which versions count no more, and it "
+                    f"{self.url} has {name}, which says which versions no longer count, and it "
                     f"cannot be read: {len(text)} bytes, {text[:40]!r}; read it again, or remove "
                     "it if all versions there count"
                 )

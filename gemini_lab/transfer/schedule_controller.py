@@ -265,7 +265,7 @@ class ScheduleController:
             self._emit(events.Profiled(profile=agreed, schedule=schedule, calibration=calibration))
         if felt_s:
             self._say(
-                f"chunks are felt: they cost an iteration {format_seconds(felt_s)} beside what "
+                f"chunks are felt: they cost an iteration {format_seconds(felt_s)} more than "
                 "is modelled, which counts from now on"
             )
         for text in schedule.notes:

@@ -26,7 +26,7 @@ QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
     [
         ({"strategy": "ddp"}, None),
         ({"strategy": ModelParallelStrategy()}, None),
-        ({"reload_dataloaders_every_n_epochs": 2}, "makes its loaders anew.*set it to 0"),
+        ({"reload_dataloaders_every_n_epochs": 2}, "makes its loaders again.*set it to 0"),
     ],
     ids=["DDP", "FSDP2", "reloading"],
 )

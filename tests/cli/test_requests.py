@@ -140,7 +140,7 @@ def test_the_end_of_a_run_is_said():
         (AwaitedDrain("node-2"), "node-2 still has ranks after 0 s (--wait); they move as soon as"),
         (
             AwaitedSize(3),
-            "one still has 0 nodes after 0 s (--wait); it goes on with 3 as soon as it can",
+            "one still has 0 nodes after 0 s (--wait); it continues with 3 as soon as it can",
         ),
         (AwaitedRewind(), "one has not gone back after 0 s (--wait); it does so at the end of an"),
     ],

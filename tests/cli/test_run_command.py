@@ -263,7 +263,7 @@ def test_a_name_that_no_store_can_have_leaves_no_folder(project, capsys, more):
 def test_a_dry_run_says_with_how_many_nodes_a_run_goes_on_that_is_short(capsys):
     shrinks = ["--set", "when_short=shrink"]
     assert main(["run", "--dry-run", "--nodes", "4", *shrinks, "train.py"]) == 0
-    said = "if short  after 30.0 s goes on with those that are left: 3, 2 nodes"
+    said = "if short  after 30.0 s continues with those that are left: 3, 2 nodes"
     assert said in capsys.readouterr().out
     few = ["--nodes", "2", "--replicas", "2"]
     assert main(["run", "--dry-run", *few, *shrinks, "train.py"]) == 0

@@ -128,7 +128,7 @@ def test_an_agent_that_is_root_no_more_waits_for_no_answer():
             time.sleep(0.01)
         own.end()
         asking.join(30)
-    assert said == ["this node is the root agent no more"]
+    assert said == ["this node is no longer the root agent"]
 
 
 async def test_the_agents_loop_goes_on_while_it_decides(tmp_path):

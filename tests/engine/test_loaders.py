@@ -1,4 +1,4 @@
-"""A plain DataLoader's position: put back into another loader, it goes on with its batches."""
+"""A plain DataLoader's position: put back into another loader, it continues with its batches."""
 
 import functools
 import random

@@ -44,7 +44,7 @@ def test_averages_and_models_that_are_not_handed_over_are_said_once(server, tmp_
     """A teacher beside them, which nothing trains, is not."""
     for found in server.run(tmp_path, loop="beside"):
         (remark,) = found["remarks"]
-        assert "what stands beside the engine's weights changes while it trains" in remark
+        assert "what is not among the engine's weights changes while it trains" in remark
         named = remark.partition("(")[2].partition(")")[0].split(", ")
         assert sorted(named) == ["AveragedModel", "Bilinear"]
 

@@ -1,4 +1,4 @@
-"""Loops whose steps are made again, as peers do with gradients; verified beside that, or not."""
+"""Loops whose steps are made again, as peers do with gradients; verified besides, or not."""
 
 from keeper import SlabKeeper
 from rewind_loops import Listed, engine_of

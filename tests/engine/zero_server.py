@@ -168,7 +168,7 @@ class SlowAdam(torch.optim.Adam):
 
 
 class Averaging(torch.optim.SGD):
-    """Keeps a tensor beside its state."""
+    """Keeps a tensor outside its state."""
 
     def __init__(self, params, lr):
         super().__init__(params, lr=lr)

@@ -104,7 +104,7 @@ def test_without_a_standby_the_run_tries_again_ever_later_and_never_ends_for_tha
     story.exit(1, -9)
     assert story.root.state.phase == "waiting"
     assert story.epoch < 40  # in ten minutes; without a pause it would have no end
-    assert "recoveries in a row came to nothing" in story.of(events.RecoveryWaiting)[-1].reason
+    assert "recoveries in a row failed" in story.of(events.RecoveryWaiting)[-1].reason
     assert "order_failed" in story.of(events.RecoveryWaiting)[-1].reason
     story.portless, story.forever_s = set(), math.inf
     story.tick(story.now_s + 60)

@@ -310,13 +310,13 @@ def test_a_verified_version_that_memory_alone_has_is_saved_before_the_run_ends()
 
 
 def test_a_tier_that_cannot_be_told_is_spoken_of_and_one_that_does_not_answer():
-    assert "could not be told that its versions after 3 count no more" in the_end(
+    assert "could not be told that its versions after 3 are void" in the_end(
         stopped([3, 5], unread="read-only")
     )
     story = stopped([3, 5], deaf={f"node-{number}" for number in range(5)})
     assert story.of(events.RunFailed) == []
     story.tick(story.now_s + DISOWN_LIMIT_S + 1)
-    assert "could not be told that its versions after 3 count no more" in the_end(story)
+    assert "could not be told that its versions after 3 are void" in the_end(story)
 
 
 def test_a_root_that_is_elected_before_the_tier_knows_tells_it():

@@ -1,4 +1,4 @@
-"""Shards of N ranks cut anew for N': every byte once, padding zero, and back again the same."""
+"""Shards of N ranks cut again for N': every byte once, padding zero, and back again the same."""
 
 import math
 from dataclasses import replace

@@ -422,7 +422,7 @@ def test_what_counts_no_more_is_not_forgotten_where_that_cannot_be_read(tmp_path
     path = tmp_path / "left-7.json"
     text = path.read_bytes()
     path.write_bytes(b"<html>503</html>")
-    with pytest.raises(UnreadError, match="which versions count no more"):
+    with pytest.raises(UnreadError, match="which versions no longer count"):
         tier.survey()
     path.write_bytes(text)
     assert tier.versions() == []

@@ -44,7 +44,7 @@ LIVE: Final = Template("""
 <div class="saved">$saved</div>
 <script>
 (async () => {
-  try {  // of another host nothing is told but that somebody answers there
+  try {  // of another host one learns only that somebody answers
     const told = await fetch($there, { mode: "no-cors", cache: "no-store" })
     if (!told.ok && told.type !== "opaque") return
   } catch { return }

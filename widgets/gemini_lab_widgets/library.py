@@ -97,8 +97,8 @@ class ShownRun:
         pyramid = self.store.traffic.pyramid
         if pyramid is None or not pyramid.trouble:
             return ""
-        why = f"{cache_folder()} takes no more ({pyramid.trouble})"
-        return f"a part of the timeline is coarse: {why}; make room and open the page anew"
+        why = f"{cache_folder()} is full ({pyramid.trouble})"
+        return f"a part of the timeline is coarse: {why}; make room and open the page again"
 
     @property
     def behind_bytes(self) -> int:

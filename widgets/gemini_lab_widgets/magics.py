@@ -58,7 +58,7 @@ def line_magic(line: str, names: Mapping[str, object]) -> object:
     if word not in WORDS:
         raise ConfigError(f"%gemini knows no {word!r}; it knows {', '.join(WORDS)}")
     if rest and word != "fail":
-        raise ConfigError(f"%gemini {word} stands alone (got {' '.join(rest)!r} beside it)")
+        raise ConfigError(f"%gemini {word} stands alone (got {' '.join(rest)!r} after it)")
     lab = open_lab(names)
     if lab is None:
         raise ConfigError("no lab is open in this notebook; lab = Lab(nodes=4), or %%gemini")

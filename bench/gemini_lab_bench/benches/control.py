@@ -54,7 +54,7 @@ def bench(
 def _size(text: str, repeats: int) -> int:
     if not text.strip().isdigit() or int(text) < repeats + 2:
         raise ConfigError(
-            f"--agents {text!r}: {repeats} repeats kill {repeats} agents beside the root; give "
+            f"--agents {text!r}: {repeats} repeats kill {repeats} agents other than the root; give "
             f"numbers from {repeats + 2} on, with commas between them, or lower --repeats"
         )
     return int(text)

@@ -28,13 +28,13 @@ LAYER_S: Final = 0.05  # emulated: what computes is an accelerator, and standbys
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the choice of one way."""
     ways = ("kept", "anew")
-    parser.add_argument("--only", choices=ways, help="processes are kept, or all start anew")
+    parser.add_argument("--only", choices=ways, help="processes are kept, or all restart")
 
 
 def bench(repeats: int, *, only: str | None = None) -> list[Row]:
     """Drain `repeats` nodes of a lab, one after the other, and of one that keeps processes."""
     rows = []
-    for way, how in {"anew": "all start anew", "kept": "the others keep their process"}.items():
+    for way, how in {"anew": "all restart", "kept": "the others keep their process"}.items():
         if only in {None, way}:
             found = drained(repeats, keeps=way == "kept")
             rows += [replace(row, name=f"{how}: {row.name}") for row in found]

@@ -22,7 +22,7 @@ from gemini_lab_bench.rows import Row
 NODES: Final = 4
 FEWER: Final = 3
 BETWEEN: Final = 5  # iterations
-BESIDE: Final = "global loss beside no resizes"
+BESIDE: Final = "global loss compared with no resizes"
 MARGIN: Final = 6  # iterations that may be done before a word is heard
 GLOBAL_BATCH: Final = 12  # goes round among four and among three
 

@@ -42,7 +42,7 @@ def figure() -> Figure:
         points=tuple(points),
         notes=(
             (
-                "Figs. 4 and 5 are drawings without numbers: what they show is told as yes or no. "
+                "Figs. 4 and 5 are drawings without numbers: what they show becomes yes or no. "
                 "How much longer an iteration gets is Fig. 16's, where it is fitted that plain "
                 "interleaving is felt."
             ),

@@ -50,7 +50,7 @@ def figure() -> Figure:
             ),
             (
                 "Inputs: detection, serialisation, reservation and warm-up are the paper's values, "
-                "given to the simulator. Real recoveries of a run of your own stand beside the "
+                "given to the simulator. Real recoveries of a run of your own stand next to the "
                 "paper's by `gemini_lab_bench.figures.recoveries`. Retrieval "
                 "follows from the shard and the rate fitted to Fig. 8."
             ),

@@ -200,7 +200,7 @@ def fifteenth(record: Mapping[str, Any]) -> Figure:
                 "Model: the paper's formula with what a checkpoint, Eq. (1) and a restart came to "
                 "here; the paper's bars are the formula with its own constants. Its restart takes "
                 "6 iterations of 62 s, Gemini's 9 with serialisation; here it takes "
-                f"{', '.join(restarts)}. So measured is judged beside the model."
+                f"{', '.join(restarts)}. So what was measured is compared with the model."
             ),
             f"Strawman may lie above the model: {ratio.WHY}. Tolerance: {NEAR:g}.",
             _machine(record, EMULATED),

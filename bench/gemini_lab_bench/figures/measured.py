@@ -112,7 +112,7 @@ def contention(record: Mapping[str, Any]) -> Figure:
         notes=(
             *notes,
             (
-                f"Tolerance: {FAR:g} points beside the scheduler's prediction, five times what "
+                f"Tolerance: {FAR:g} points from the scheduler's prediction, five times what "
                 "counts as felt."
             ),
             *conditions(record),

@@ -58,7 +58,7 @@ def summary(figures: Sequence[Figure]) -> str:
     every = [one for figure in figures for one in figure.comparisons()]
     counts = Counter(one.verdict for one in every)
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    lines = [f"{len(every)} values beside the paper's or a model's: {told or 'none'}"]
+    lines = [f"{len(every)} values compared with the paper's or a model's: {told or 'none'}"]
     for figure in figures:
         lines += _known(figure)
         lines += [

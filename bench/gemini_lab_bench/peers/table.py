@@ -251,7 +251,7 @@ def _legend(row: Row) -> list[str]:
         "geometric mean (95 % interval, Student-t) of the slowest rank; -: it offers no such thing",
         "*: its restore refused every flipped bit that mattered; without: it does not look",
         "torn: tensors of the saved state with later values, where the update came after the",
-        "peer's own guard, or as soon as its call had returned; killed peer: amid a save",
+        "peer's own guard, or as soon as its call had returned; killed peer: during a save",
         f"{settings['size']} fp32 on each of {settings['ranks']} ranks, files in memory;",
         f"CPU idle for {settings['idle_cpu_s']:g} s between saves, back to back not at all;",
         "memory: proportional set size of ranks and helpers, and the files",

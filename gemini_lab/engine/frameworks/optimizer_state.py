@@ -405,7 +405,7 @@ def require_none_beside(
         found = [t for t in held if isinstance(t, torch.Tensor) and id(t) not in known]
         if found:
             raise UnsupportedError(
-                f"{called(optimizer)} keeps tensors in its attribute {name!r}, beside its state; "
+                f"{called(optimizer)} keeps tensors in its attribute {name!r}, outside its state; "
                 "keep them in optimizer.state, where checkpoints find them"
             )
 

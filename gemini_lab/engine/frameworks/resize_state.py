@@ -87,7 +87,7 @@ class Heir:
         if are_alike(values):
             if self.ranks_then == 1:
                 self.remark(
-                    "all ranks go on with the random states of the only one that there was: what "
+                    "all ranks continue with the random states of the only one that there was: what "
                     "is to differ between them (dropout, augmentation), seed it by rank"
                 )
             return values[0]

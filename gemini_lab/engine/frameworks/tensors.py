@@ -73,7 +73,7 @@ def _around(shard: torch.Tensor, whole: "DTensor", name: str) -> "DTensor":
     if shard.shape != now:
         raise ConfigError(
             f"this rank's shard of {name!r} is {[*now]} now, and {[*shard.shape]} in the version; "
-            "start it with as many ranks: what is sharded in `also` is not cut anew"
+            "start it with as many ranks: what is sharded in `also` is not cut again"
         )
     return type(whole).from_local(
         shard.to(whole.device),

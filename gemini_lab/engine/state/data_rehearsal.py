@@ -75,7 +75,7 @@ _READ_AGAIN: Final = (
     "What it gives depends on more than the order in which it is read: where it draws from the "
     "generators that training draws from as well, have it draw from one of its own, in an "
     "attribute of the data set (torch.Generator, np.random.default_rng, random.Random); where "
-    "something goes on from epoch to epoch, make it anew in each"
+    "something continues from epoch to epoch, make it again in each"
 )
 
 

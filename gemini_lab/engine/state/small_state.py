@@ -199,7 +199,7 @@ def require_put_back(small: StateView, framework: Framework, script: ScriptState
         found = {where: text for where, text in found.items() if where not in unsteady}
     for where, text in found.items():
         raise UnsupportedError(
-            f"{where} does not come back from a version as it was: {text}; training would go on "
+            f"{where} does not come back from a version as it was: {text}; training would continue "
             "with other numbers after a failure. Keep an optimizer's state in the type of its "
             "weights, to which torch's load_state_dict casts it, and have any other "
             "load_state_dict put back what state_dict gave, bit by bit"

@@ -454,7 +454,7 @@ class Lifecycle:
         if at_s >= self.resumes_s:
             return ""
         return (
-            f"{self.run.state.faults.fruitless} recoveries in a row came to nothing, the last of "
+            f"{self.run.state.faults.fruitless} recoveries in a row failed, the last of "
             f"them begun for {self._cause}: workers start again after a pause of "
             f"{pause_s(self.run.state):.0f} s"
         )

@@ -317,7 +317,7 @@ def memory(run: RunReducer) -> MemoryTable:
         buffer_bytes = settings.get("buffer_bytes")
         if isinstance(buffer_bytes, int):
             size = format_bytes(buffer_bytes)
-            notes.append(f"beside that, {size} of sub-buffers between wire and memory")
+            notes.append(f"besides, {size} of sub-buffers between wire and memory")
     return MemoryTable(rows=rows, limit_bytes=None, notes=tuple(notes))
 
 

@@ -34,7 +34,7 @@ MEANINGS: Final = {
     "local": "the node's own memory",
     "peer": "another node's memory",
     "persistent": "the persistent tier",
-    "start": "nothing: training starts anew",
+    "start": "nothing: training starts again from the beginning",
 }
 """Where a shard can be loaded from."""
 
@@ -42,7 +42,7 @@ MEANINGS: Final = {
 def draw_plan(plan: RecoveryPlan) -> Picture:
     """Return the picture of a recovery plan."""
     title = "Recovery plan: " + (
-        "training starts anew" if plan.version is None else f"all ranks load version {plan.version}"
+        "training starts again from the beginning" if plan.version is None else f"all ranks load version {plan.version}"
     )
     counts = Counter[str](source.tier for source in plan.sources)
     said = _counted(counts)
@@ -217,7 +217,7 @@ def _after(plan: RecoveryPlan) -> Iterator[str]:
     if replicas:
         sent = [f"shard {t.shard} {t.sender} → {t.receiver}" for t in replicas[:6]]
         more = f" and {len(replicas) - 6} more" if len(replicas) > 6 else ""
-        yield f"replicas made anew: {', '.join(sent)}{more}"
+        yield f"replicas copied again: {', '.join(sent)}{more}"
     if plan.missing:
         yield f"no machine for position {', '.join(map(str, plan.missing))}: recovery waits"
 

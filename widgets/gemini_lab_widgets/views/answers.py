@@ -89,7 +89,7 @@ def _origin(answer: LossOutcome, table: ReplicaTable) -> str:
         return f"memory of {holder}, version {answer.version:,}"
     if answer.tier == "persistent":
         return f"the persistent tier, version {answer.version:,}, as all other shards"
-    return "nowhere: training would start anew"
+    return "nowhere: training would start again from the beginning"
 
 
 def _html(name: str, goes: str, lost: str, origin: str, *, when: str) -> str:
@@ -157,7 +157,7 @@ def chances(table: ReplicaTable) -> str:
         for one in table.survival
     )
     return (
-        "<p>Chance that memory keeps every shard when this many nodes, whichever, are lost "
+        "<p>Chance that memory keeps every shard when any so many nodes are lost "
         f"at once (with all copies whole):</p><table>{rows}</table>"
     )
 

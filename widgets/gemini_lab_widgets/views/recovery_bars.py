@@ -113,7 +113,7 @@ def _parts(row: RecoveryRow) -> Iterator[dict[str, Any]]:
 
 def _lasts(*, is_over: bool) -> str:
     """Return what became of a recovery without an end: if the run is over, it never ended."""
-    return "came to nothing" if is_over else "under way"
+    return "failed" if is_over else "under way"
 
 
 def _above(row: RecoveryRow, *, is_over: bool, is_brief: bool = False) -> str:

@@ -53,7 +53,7 @@ td { padding: 1px 14px 1px 0; font-variant-numeric: tabular-nums; }
 """
 )
 FIT: Final = """
-    // Beside a narrow ring of many nodes is no room for names; numbers and the list of nodes stay.
+    // Next to a narrow ring of many nodes is no room for names; numbers and the list of nodes stay.
     const width = ring.outer_width, spares = standbys.data.x
     if (!(width > 0)) return
     const is_narrow = width < 400

@@ -266,7 +266,7 @@ class OwnProcess:
             GuideError: It takes too long.
         """
         if self._has_ended:
-            raise GuideError("this node is the root agent no more")
+            raise GuideError("this node is no longer the root agent")
         if self._process is None:
             self._start()
         if not self._is_read:
