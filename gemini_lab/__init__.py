@@ -20,7 +20,22 @@ if sys.argv[0].rpartition("/")[2] == "gemini-lab":  # the command: a user may in
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first used.
+
+    Raises:
+        ModuleNotFoundError: It trains, and PyTorch or DeepSpeed is not installed.
+    """
+    try:
+        return _load(name)
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "deepspeed"}:
+            raise
+        text = f"gemini_lab.{name} needs {error.name}: pip install 'gemini-lab[train]'"
+        raise ModuleNotFoundError(text, name=error.name) from error
 
 
 def load_ipython_extension(shell: object) -> None:

@@ -33,3 +33,28 @@ def test_no_module_of_the_package_imports_the_widgets_package():
         "import gemini_lab.cli.run_command, gemini_lab.cli.report_command"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "deepspeed"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+import gemini_lab
+from gemini_lab_course import lab_01, lab_03, lab_06
+assert gemini_lab.plan_placement(nodes=4, replicas=2).survives([1])
+try:
+    gemini_lab.protect
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_without_torch_labs_load_and_protect_names_the_extra_that_trains():
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert said.stdout == "gemini_lab.protect needs torch: pip install 'gemini-lab[train]'\n"

@@ -104,7 +104,7 @@ def restore(
     """Do this rank's part of the plan; all ranks call it together.
 
     Returns:
-        The receipt, and what `load` gave; `None` if training starts again from the beginning.
+        The receipt, and what `load` gave; `None` if training starts from scratch.
 
     Raises:
         UnusableCopyError: A copy cannot be used; the root agent is to plan without it.

@@ -305,8 +305,8 @@ TAKE_TURNS: Final = (
 )
 ARE_STRAYS: Final = (
     "the script reads, from one iteration to the next, loaders that it has not handed over ({}), "
-    "and after a failure they begin from the start: make them before `protect`, and name all that the loop "
-    "reads: protect(..., data=[loader, other])"
+    "and after a failure they begin from the start: make them before `protect`, and name all that "
+    "the loop reads: protect(..., data=[loader, other])"
 )
 IS_AMBIGUOUS: Final = (
     "between the step and the next forward pass the script drew random numbers or changed "
@@ -325,7 +325,8 @@ ARE_NOT_KEPT: Final = (
 
 COMES_LATE: Final = (
     "a schedule of the optimizer was made after `protect` ({}), and no version has it: after a "
-    "failure it would begin from the start, from the rate that was put back; make it before `protect`"
+    "failure it would begin from the start, from the rate that was put back; make it before "
+    "`protect`"
 )
 IS_OVER: Final = (
     "protected.{loop} was over when version {version} was made, so this start gives it no pass; "

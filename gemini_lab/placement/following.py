@@ -112,8 +112,7 @@ class Follower:
             met=met,
             reason=f"{'; '.join(why)}{seen}: the chance that memory does not suffice within "
             f"{self.horizon_days:g} days goes from {then:.2g} to {now:.2g}; at most "
-            f"{1 - self.target:.2g} are wanted"
-            + ("" if met else ", which memory does not allow"),
+            f"{1 - self.target:.2g} are wanted" + ("" if met else ", which memory does not allow"),
         )
 
 

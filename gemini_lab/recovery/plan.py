@@ -118,7 +118,7 @@ class PlanPart:
     """One node's part of a plan; all parts together are the plan.
 
     Attributes:
-        version: The version that every rank loads; `None` when training starts again from the beginning.
+        version: The version that every rank loads; `None` when training starts from scratch.
         lineage: The history that it is of.
         tier: From where the version as a whole comes.
         transfers: The copies that this node sends or gets, in the plan's order: whoever sends
@@ -139,7 +139,7 @@ class RecoveryPlan:
     """The plan by which all nodes bring training back.
 
     Attributes:
-        version: The version that every rank loads; `None` when training starts again from the beginning.
+        version: The version that every rank loads; `None` when training starts from scratch.
         lineage: The history that it is of.
         tier: From where the version as a whole comes.
         members: The node on each position; `None` where no machine is left.
@@ -296,7 +296,7 @@ def _from_elsewhere(
     newest = max(stored, default=None)
     if newest is None:
         tier: Literal["persistent", "start"] = "start"
-        found_there = "has none: training starts again from the beginning"
+        found_there = "has none: training starts from scratch"
     else:
         tier, found_there = "persistent", f"has version {newest.version}"
     return RecoveryPlan(

@@ -19,8 +19,8 @@ LIMIT_BYTES: Final = 2**30
 _READ_BYTES = 2**16
 _MAX_FDS = 253  # the kernel's limit for one message
 _NO_DESCRIPTOR = (
-    "gemini_lab: this process may open no further files, and could not take what came with a message: "
-    "its connection ends; raise the limit of open files (ulimit -n)"
+    "gemini_lab: this process may open no further files, and could not take what came with a "
+    "message: its connection ends; raise the limit of open files (ulimit -n)"
 )
 
 

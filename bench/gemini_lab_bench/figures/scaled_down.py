@@ -93,8 +93,8 @@ def _adding(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
         y_label="added to an iteration, %",
         points=points,
         tolerance=ADDED,
-        note=f"Compared with {points[0].x}. Tolerance: {ADDED:g} points; the paper's error bars reach "
-        "4 % of an iteration, and what is more than those is an overhead.",
+        note=f"Compared with {points[0].x}. Tolerance: {ADDED:g} points; the paper's error bars "
+        "reach 4 % of an iteration, and what is more than those is an overhead.",
     )
 
 

@@ -87,8 +87,8 @@ class Heir:
         if are_alike(values):
             if self.ranks_then == 1:
                 self.remark(
-                    "all ranks continue with the random states of the only one that there was: what "
-                    "is to differ between them (dropout, augmentation), seed it by rank"
+                    "all ranks continue with the random states of the only one that there was: "
+                    "what is to differ between them (dropout, augmentation), seed it by rank"
                 )
             return values[0]
         if self.ranks > self.ranks_then:

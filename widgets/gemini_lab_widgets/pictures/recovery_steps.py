@@ -34,7 +34,7 @@ MEANINGS: Final = {
     "local": "the node's own memory",
     "peer": "another node's memory",
     "persistent": "the persistent tier",
-    "start": "nothing: training starts again from the beginning",
+    "start": "nothing: training starts from scratch",
 }
 """Where a shard can be loaded from."""
 
@@ -42,7 +42,9 @@ MEANINGS: Final = {
 def draw_plan(plan: RecoveryPlan) -> Picture:
     """Return the picture of a recovery plan."""
     title = "Recovery plan: " + (
-        "training starts again from the beginning" if plan.version is None else f"all ranks load version {plan.version}"
+        "training starts from scratch"
+        if plan.version is None
+        else f"all ranks load version {plan.version}"
     )
     counts = Counter[str](source.tier for source in plan.sources)
     said = _counted(counts)

@@ -89,7 +89,7 @@ def _origin(answer: LossOutcome, table: ReplicaTable) -> str:
         return f"memory of {holder}, version {answer.version:,}"
     if answer.tier == "persistent":
         return f"the persistent tier, version {answer.version:,}, as all other shards"
-    return "nowhere: training would start again from the beginning"
+    return "nowhere: training would start from scratch"
 
 
 def _html(name: str, goes: str, lost: str, origin: str, *, when: str) -> str:
