@@ -150,8 +150,8 @@ def _left(
     if static := [one.module for one in around.replicated if _adds_up_anew(one)]:
         yield (
             f"another model in DDP has static_graph=True ({_listed(static)}): a worker that "
-            "starts after a failure adds its gradients up in another order once, and their last bits "
-            "differ; leave static_graph out"
+            "starts after a failure adds its gradients up in another order once, and their last "
+            "bits differ; leave static_graph out"
         )
     if any(getattr(source, "persistent_workers", False) for source in sources):
         yield (

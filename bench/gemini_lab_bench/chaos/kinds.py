@@ -202,7 +202,7 @@ KINDS: Final[dict[str, FaultKind]] = {
     "tier_denied": _store("the tier refuses reads and writes: permission denied"),
     "tier_slow_call": _store("one call to the tier, and no other, takes long"),
     "link_flap": FaultKind(
-        "all links of an agent to others closed, again and again, as a word is said",
+        "all links of an agent to others closed, again and again, as a request is made",
         "rank",
         needs="sockets",
         lasts_s=MOMENT,
@@ -218,9 +218,9 @@ KINDS: Final[dict[str, FaultKind]] = {
         costs_s=6,
         repeats=True,
     ),
-    "agent_files": _limit("an agent that can open no more files"),
-    "agent_memory": _limit("an agent that gets no more memory"),
-    "standby_shm": _limit("a standby whose memory files can grow no more", place="standby"),
+    "agent_files": _limit("an agent that can open no further files"),
+    "agent_memory": _limit("an agent that gets no further memory"),
+    "standby_shm": _limit("a standby whose memory files can grow no further", place="standby"),
     "script_edit": FaultKind(
         "the script's own module edited, and edited back",
         lasts_s=EDITS,
