@@ -15,10 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import IO, Final, Protocol
+
+import numpy as np
 
 from gemini_lab.memory.free import kernel_kills
 from gemini_lab.recovery.ailments import RULES, MachineFault
+from gemini_lab.units import format_bytes
 
 LOOK_S: Final = 30.0
 SILENT_S: Final = 120.0
@@ -238,13 +241,81 @@ def _table(text: str, columns: int) -> Iterator[list[str]]:
             yield words
 
 
+# -- at the start ----------------------------------------------------------------------------------
+
+COPIED_BYTES: Final = 64 * 2**20
+WRITTEN_BYTES: Final = 8 * 2**20
+MEMORY_BYTES_PER_S: Final = 2**30
+"""A machine whose memory is slower than this does not train; others reach five times as much."""
+DISK_BYTES_PER_S: Final = 4 * 2**20
+
+
+class FirstLook:
+    """A look at the speed of memory and disk, once; it takes a second.
+
+    Args:
+        folder: On the disk.
+        clocks: Seconds that this thread has computed, and those that have passed.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        clocks: tuple[Callable[[], float], Callable[[], float]] = (
+            time.thread_time,
+            time.monotonic,
+        ),
+    ) -> None:
+        self._folder = folder
+        self._computed_s, self._passed_s = clocks
+        self._is_done = False
+
+    def read(self) -> Iterator[MachineFault]:
+        """Yield what is far too slow, at the first call."""
+        if self._is_done:
+            return
+        self._is_done = True
+        source, copy = np.ones(COPIED_BYTES, np.uint8), np.empty(COPIED_BYTES, np.uint8)
+        copy[:] = 0  # so that the kernel gives its pages now
+        # A busy machine is no slow one: only the time on a processor counts.
+        took_s = self._took_s(self._computed_s, lambda: np.copyto(copy, source))
+        if MEMORY_BYTES_PER_S * took_s > COPIED_BYTES:
+            yield MachineFault("slow_memory", _speed(COPIED_BYTES, took_s))
+        with suppress(OSError), tempfile.TemporaryFile(dir=self._folder) as file:
+            took_s = self._took_s(self._passed_s, lambda: _write_through(file))
+            if DISK_BYTES_PER_S * took_s > WRITTEN_BYTES:
+                yield MachineFault("slow_disk", _speed(WRITTEN_BYTES, took_s))
+
+    @staticmethod
+    def _took_s(clock: Callable[[], float], do: Callable[[], object]) -> float:
+        """Return the shortest of three times."""
+        times_s = []
+        for _ in range(3):
+            began_s = clock()
+            do()
+            times_s.append(clock() - began_s)
+        return min(times_s)
+
+
+def _write_through(file: IO[bytes]) -> None:
+    file.seek(0)
+    file.write(bytes(WRITTEN_BYTES))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _speed(size_bytes: int, took_s: float) -> str:
+    return f"{format_bytes(size_bytes / took_s)}/s"
+
+
 # -- all of it -------------------------------------------------------------------------------------
 
 
 def sources() -> list[HealthSource]:
     """Return what there is on this machine."""
     has_driver = shutil.which("nvidia-smi") is not None
-    return [KernelHealth(), *([GpuHealth()] if has_driver else [])]
+    return [KernelHealth(), *([GpuHealth()] if has_driver else []), FirstLook()]
 
 
 class MachineHealth:

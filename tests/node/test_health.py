@@ -8,6 +8,7 @@ import pytest
 
 from gemini_lab.node.health import (
     FAILED,
+    FirstLook,
     GpuHealth,
     KernelHealth,
     MachineHealth,
@@ -188,6 +189,38 @@ def test_a_driver_that_does_not_answer_is_a_finding_and_one_that_is_not_there_is
 
     assert fails(subprocess.TimeoutExpired("nvidia-smi", 10)) == ["gpu_silent"]
     assert fails(FileNotFoundError()) == []
+
+
+class Slow:
+    """A clock on which everything takes so long."""
+
+    def __init__(self, each_s):
+        self.now_s, self.each_s = 0.0, each_s
+
+    def __call__(self):
+        self.now_s += self.each_s
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("memory_s", "disk_s", "faults"),
+    [
+        (0.01, 0.1, []),
+        (0.5, 0.1, ["slow_memory"]),
+        (0.01, 5.0, ["slow_disk"]),
+        (0.5, 5.0, ["slow_memory", "slow_disk"]),
+    ],
+)
+def test_at_the_start_memory_and_disk_are_looked_at_once(tmp_path, memory_s, disk_s, faults):
+    look = FirstLook(tmp_path, clocks=(Slow(memory_s), Slow(disk_s)))
+    assert [one.fault for one in look.read()] == faults
+    assert list(look.read()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_cannot_be_written_to_is_not_called_slow(tmp_path):
+    look = FirstLook(tmp_path / "gone", clocks=(Slow(0.01), Slow(5.0)))
+    assert list(look.read()) == []
 
 
 class Source:
