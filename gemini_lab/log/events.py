@@ -752,7 +752,7 @@ class RankSlow(OfWorker, frozen=True, kw_only=True):
     divide the work evenly.
     """
 
-    node: str  # its machine
+    name: str  # its node's
     iteration: int  # the newest of those that show it
     work_s: float  # its median work in an iteration, of those in which it was behind
     others_s: float  # that of the other ranks
@@ -761,7 +761,7 @@ class RankSlow(OfWorker, frozen=True, kw_only=True):
     is_over: bool = False  # whether it is no longer slow
 
     def __str__(self) -> str:
-        who = f"rank {self.rank} on {self.node}"
+        who = f"rank {self.rank} on {self.name}"
         if self.is_over:
             return f"{who} is no longer slow (iteration {self.iteration})"
         return (

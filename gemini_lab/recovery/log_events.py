@@ -128,7 +128,7 @@ def slow_event(one: Slowness, *, node: str, epoch: int) -> events.RankSlow:
     return events.RankSlow(
         rank=one.rank,
         epoch=epoch,
-        node=node,
+        name=node,
         iteration=one.iteration,
         work_s=one.work_s,
         others_s=one.others_s,

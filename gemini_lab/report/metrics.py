@@ -221,7 +221,7 @@ def _nodes(run: RunReducer) -> Iterator[Metric]:
     )
     for one in run.ailments.slow.values():
         ratio = one.work_s / one.others_s if one.others_s else float("inf")
-        slow.add_metric([str(one.rank), one.node], ratio)
+        slow.add_metric([str(one.rank), one.name], ratio)
     yield slow
     ailing = GaugeMetricFamily(
         f"{PREFIX}_node_ailing", "Faults that a machine tells of now", labels=["node", "fault"]

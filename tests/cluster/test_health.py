@@ -67,7 +67,7 @@ def test_a_busy_rank_is_named_and_a_node_whose_gpu_fails_is_drained(tmp_path, sc
     with Lab(4, 1, folder=tmp_path / "runs") as lab:
         run = lab.train(Job(script=str(script(textwrap.dedent(SCRIPT)))), persistent_url=None)
         slow = first(run, "rank_slow", within_s=120)
-        assert (slow.rank, slow.node) == (2, run.members[2])
+        assert (slow.rank, slow.name) == (2, run.members[2])
         assert 20 < slow.iteration <= 40
         (tmp_path / "broken").touch()
         ill = first(run, "node_ailing", within_s=60)

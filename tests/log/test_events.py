@@ -130,6 +130,14 @@ def test_shifting_moves_the_moments_and_nothing_else(event, offset_s):
         assert after == (before + offset_s if field in moments_of(type(event)) else before)
 
 
+def test_no_field_of_an_event_has_the_name_of_what_a_line_has_on_top():
+    """It would be the speaker's name, or the moment, to whoever reads the line."""
+    tops = {"at_s", "node", "kind"}
+    assert {
+        name: kind for name, kind in events.KINDS.items() if tops & {*kind.__struct_fields__}
+    } == {}
+
+
 def test_moments_are_told_from_durations_by_their_type_not_their_name():
     assert {name: moments_of(kind) for name, kind in events.KINDS.items() if moments_of(kind)} == {
         "transfer": ("start_s", "end_s"),

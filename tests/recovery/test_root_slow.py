@@ -37,7 +37,7 @@ def test_its_ranks_move_to_a_standby_if_the_settings_say_so():
     story.go_on()
     assert [event.name for event in story.of(events.NodeDrained)] == ["node-2"]
     train(story, {2}, iterations=40)  # so that it is not the machine
-    assert [one.node for one in story.of(events.RankSlow)] == ["node-2", "node-4"]
+    assert [one.name for one in story.of(events.RankSlow)] == ["node-2", "node-4"]
     assert story.root.state.phase == "running"
     assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
 

@@ -134,7 +134,7 @@ def test_slow_ranks_and_faults_of_machines_are_scraped_while_they_last():
     slow = RankSlow(
         rank=2,
         epoch=1,
-        node="node-2",
+        name="node-2",
         iteration=3,
         work_s=0.3,
         others_s=0.1,
