@@ -88,7 +88,7 @@ that is logged, 8 a version and 12 a version and rank. What is on disk is about 
 BRIEF: Final = frozenset({"course", "nodes", "reached"})
 """The parts of a brief state, by name."""
 READERS: Final[dict[type[Event], frozenset[type[Reducer]]]] = {
-    Collectives: frozenset({TrafficBars}),
+    Collectives: frozenset({RunTroubles, TrafficBars}),
     IterationBegun: frozenset({Divergences, TrafficBars}),
     Transfer: frozenset({TrafficBars}),
     VersionComplete: frozenset({Copies, IterationPace, Sums, TrafficBars}),

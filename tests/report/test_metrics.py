@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from told_runs import ToldRun, with_a_bug, with_one_loss
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import NodeAiling, RankSlow
+from gemini_lab.log.events import Call, Collectives, NodeAiling, RankSlow
 from gemini_lab.report.build import report_of
 from gemini_lab.report.metrics import PHASES, metrics_of
 from gemini_lab.report.reducer import FOR_METRICS, RunReducer
@@ -116,6 +116,31 @@ def test_a_rule_of_a_phase_names_one_that_there_is():
     named = re.findall(r'gemini_lab_phase=~?"([^"]+)"', rules)
     assert {name for one in named for name in one.split("|")} <= {*PHASES}
     assert named
+
+
+def test_who_came_last_to_collectives_is_evidence_of_a_slow_rank():
+    run = reduced(ToldRun().protect().train(1, 3))
+    for iteration, waits_s in ((3, {0: 0.2, 1: 0.3, 2: 0.1}), (4, {0: 0.2})):
+        for rank, wait_s in waits_s.items():
+            calls = [
+                Call("all_reduce", 8, 0.5, 0.5 + wait_s),
+                Call("broadcast", 8, 1.0, 1.0 + rank),
+            ]
+            event = Collectives.of(calls, rank=rank, epoch=1, iteration=iteration, began_s=1.0)
+            run.take(Entry(at_s=run.newest_s, node="node-0", event=event))
+    slow = RankSlow(
+        rank=2,
+        epoch=1,
+        name="node-2",
+        iteration=3,
+        work_s=0.3,
+        others_s=0.1,
+        duration_s=0.4,
+        behind=13,
+    )
+    run.take(Entry(at_s=run.newest_s, node="node-0", event=slow))
+    (line,) = status(run, now_s=5.0, losses=losses_of(run)).ailing
+    assert line == f"{slow}; it came last to 1 of 2 collectives of iteration 3"
 
 
 def test_each_alert_has_its_runbook_and_each_runbook_its_alert():

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    Collectives,
     DrainWaiting,
     LabStarted,
     LossFinite,
@@ -130,6 +131,10 @@ class Rewinds:
                 del self.found[:-MOST_KEPT]
 
 
+NEWEST: Final = 3
+"""Iterations of which collectives are kept, to say who came last to them."""
+
+
 class RunTroubles:
     """Ranks that are slow, and machines that tell of faults of their own.
 
@@ -143,15 +148,41 @@ class RunTroubles:
         self.told: list[RankSlow | NodeAiling] = []
         self.slow: dict[int, RankSlow] = {}
         self.ailing: dict[tuple[str, str], NodeAiling] = {}
+        self._calls: dict[int, dict[int, tuple[int, ...]]] = {}  # newest iterations, by rank
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what stands now, in words; where collectives are logged, also who came last."""
+        slow = [f"{one}{self._last(one.rank)}" for one in self.slow.values()]
+        return (*slow, *map(str, self.ailing.values()))
+
+    def _last(self, rank: int) -> str:
+        """Return to how many collectives of an iteration a rank came last: it waited the least."""
+        for iteration in sorted(self._calls, reverse=True):
+            told = self._calls[iteration]
+            mine = told.get(rank, ())
+            others = [times for other, times in told.items() if other != rank]
+            if mine and others and all(len(times) == len(mine) for times in others):
+                last = sum(own <= min(rest) for own, *rest in zip(mine, *others, strict=True))
+                return (
+                    f"; it came last to {last} of {len(mine)} collectives of iteration {iteration}"
+                )
+        return ""
 
     def take(self, entry: Entry) -> None:
         match entry.event:
+            case Collectives() as one:  # the most frequent one first
+                newest = self._calls.setdefault(one.iteration, {})
+                if len(newest) < MOST_KEPT:
+                    newest[one.rank] = one.durations_us
+                while len(self._calls) > NEWEST:
+                    del self._calls[min(self._calls)]
             case RankSlow() as one:
                 self._note(self.slow, one.rank, one)
             case NodeAiling() as one:
                 self._note(self.ailing, (one.name, one.fault), one)
             case RecoveryPlanned() | RunFinished() | RunFailed():  # ranks begin anew, or are gone
                 self.slow.clear()
+                self._calls.clear()
             case NodeLost(name=name):
                 for key in [key for key in self.ailing if key[0] == name]:
                     del self.ailing[key]

@@ -136,7 +136,7 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
         unread=run.unread,
         is_past=is_past,
         facts=tuple(_facts(run)),
-        ailing=tuple(map(str, (*run.ailments.slow.values(), *run.ailments.ailing.values()))),
+        ailing=run.ailments.lines(),
     )
 
 
