@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.training.accelerator import SlowLayers
+from gemini_lab.training.emulate import SlowLayers
 
 
 def losses(*, slowed: bool) -> tuple[list[float], list[float]]:
