@@ -8,6 +8,7 @@ from typing import Any
 FOLDER = Path(__file__).parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent), str(FOLDER.parent / "widgets")]
 
+import field_texts  # noqa: E402
 import figures  # noqa: E402 - found by the line above
 import house  # noqa: E402
 import reference  # noqa: E402
@@ -58,6 +59,15 @@ def read_markdown(*event: Any) -> None:
     lines[:] = text.split("\n")
 
 
+def read_comments(_app: Sphinx, what: str, _name: str, value: Any, *rest: Any) -> None:
+    """Add what comments beside a class's fields say to the docstring that is shown."""
+    lines: list[str] = rest[-1]
+    if what == "class":
+        texts = field_texts.of(value).items()
+        said = [f":ivar {field}: {text}" for field, text in texts]
+        lines += ["", *(one for one in said if one.partition(": ")[0] not in "\n".join(lines)), ""]
+
+
 def setup(app: Sphinx) -> None:
     """Write the pages that are made from the code, and know what draws on others."""
     reference.write(FOLDER / "reference" / "made")
@@ -69,4 +79,5 @@ def setup(app: Sphinx) -> None:
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"
+    app.connect("autodoc-process-docstring", read_comments)
     app.connect("autodoc-process-docstring", read_markdown)

@@ -2,12 +2,12 @@
 
 import ast
 import inspect
-import re
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
+import field_texts
 import msgspec
 
 from gemini_lab.log import events
@@ -86,31 +86,13 @@ def _meaning(kind: type[Event]) -> str:
 
 
 def _fields(kind: type[Event]) -> Iterator[str]:
-    hints, moments, texts = (
-        get_type_hints(kind, include_extras=True),
-        moments_of(kind),
-        _texts(kind),
-    )
+    hints, moments = get_type_hints(kind, include_extras=True), moments_of(kind)
+    bases = kind.__mro__[: kind.__mro__.index(Event)]
+    texts = ChainMap(*(field_texts.of(base) for base in bases))
     for field in msgspec.structs.fields(kind):
         unit = "moment" if field.name in moments else _unit(field.name)
         of = ", ".join(filter(None, (_type(hints[field.name]), unit)))
         yield f"`{field.name}` ({of}): {_in_a_cell(texts[field.name])}"
-
-
-def _texts(kind: type[Event]) -> dict[str, str]:
-    """Return the comment beside or above each field of `kind` and its bases, as a sentence."""
-    texts: dict[str, str] = {}
-    for base in kind.__mro__[: kind.__mro__.index(Event)]:
-        above: list[str] = []
-        for line in inspect.getsource(base).splitlines():
-            if comment := re.fullmatch(r" {4}# (.*)", line):
-                above.append(comment[1])
-            elif field := re.fullmatch(r" {4}(\w+): .*?(?:  # (.*))?", line):
-                text = field[2] or " ".join(above)
-                end = "" if text.endswith((".", ":")) else "."
-                texts.setdefault(field[1], f"{text[:1].upper()}{text[1:]}{end}")
-                above = []
-    return texts
 
 
 def _unit(name: str) -> str:

@@ -18,15 +18,10 @@ MOST: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The answer to a fault.
+    """The answer to a fault."""
 
-    Attributes:
-        drains: Whether the node's ranks move to another machine.
-        means: The fault, in words.
-    """
-
-    drains: bool
-    means: str
+    drains: bool  # whether the node's ranks move to another machine
+    means: str  # the fault, in words
 
 
 RULES: Final[dict[str, Rule]] = {
@@ -54,15 +49,10 @@ RULES: Final[dict[str, Rule]] = {
 
 
 class MachineFault(NamedTuple):
-    """A fault as a source has just seen it.
+    """A fault as a source has just seen it."""
 
-    Attributes:
-        fault: A key of `RULES`.
-        seen: The evidence, in words.
-    """
-
-    fault: str
-    seen: str
+    fault: str  # A key of `RULES`
+    seen: str  # the evidence, in words
 
 
 class FaultsSeen:

@@ -29,41 +29,27 @@ WAY_OUT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """The ranks that make no progress, as they are seen.
+    """The ranks that make no progress, as they are seen."""
 
-    Attributes:
-        node_of: Where a rank runs.
-        words: What each does, and where in the script.
-        in_step: Those that compute an iteration.
-        waiting: Those that have waited in a collective for long.
-    """
-
-    node_of: Callable[[int], str]
+    node_of: Callable[[int], str]  # where a rank runs
+    # What each does, and where in the script.
     words: Mapping[int, str] = field(default_factory=dict)
-    in_step: Collection[int] = ()
-    waiting: Collection[int] = ()
+    in_step: Collection[int] = ()  # those that compute an iteration
+    waiting: Collection[int] = ()  # those that have waited in a collective for long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """Ranks that are not in the same iteration any more.
+    """Ranks that are not in the same iteration any more."""
 
-    Attributes:
-        ended: Those that came to an end.
-        iteration: The newest that the first of them has done.
-        behind: Those that have begun another one.
-        what: What is over.
-        is_certain: Whether these ranks will not come to where the others are, which are in their
-            loops: after its loop a script may do with its model as it likes.
-        seen: All that in words.
-    """
-
-    ended: tuple[int, ...]
-    iteration: int
-    behind: tuple[int, ...]
-    what: End
+    ended: tuple[int, ...]  # those that came to an end
+    iteration: int  # the newest that the first of them has done
+    behind: tuple[int, ...]  # those that have begun another one
+    what: End  # what is over
+    # Whether these ranks will not come to where the others are, which are in their loops: after its
+    # loop a script may do with its model as it likes.
     is_certain: bool
-    seen: str
+    seen: str  # all that in words
 
     @property
     def comes_again(self) -> bool:

@@ -51,18 +51,12 @@ OF_THE_MACHINE: Final = frozenset({"CapacityError"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureVerdict:
-    """The decision on a run whose workers failed or hang.
+    """The decision on a run whose workers failed or hang."""
 
-    Attributes:
-        state: The run's, with this attempt counted.
-        reason: Why it does not simply start again; empty if it does.
-        cause: The same for programs.
-        left: The node that is to blame, and which the run goes on without; `None`: it ends.
-    """
-
-    state: RootState
-    reason: str = ""
-    cause: FailureCause = "machines"
+    state: RootState  # the run's, with this attempt counted
+    reason: str = ""  # why it does not simply start again; empty if it does
+    cause: FailureCause = "machines"  # the same for programs
+    # The node that is to blame, and which the run goes on without; `None`: it ends.
     left: str | None = None
 
 

@@ -23,15 +23,10 @@ FEWEST: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """One rank's view of an iteration.
+    """One rank's view of an iteration."""
 
-    Attributes:
-        loss: What it logged; `None` for nothing.
-        is_finite: Whether all numbers of its state, as the iteration left it, are numbers.
-    """
-
-    loss: float | None
-    is_finite: bool
+    loss: float | None  # what it logged; `None` for nothing
+    is_finite: bool  # whether all numbers of its state, as the iteration left it, are numbers
 
 
 class Guard:

@@ -44,35 +44,22 @@ DOING: Final[dict[Doing, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long a worker may stand still.
+    """How long a worker may stand still."""
 
-    Attributes:
-        stopped_s: While its process is stopped, and in what should go on by itself.
-        step_s: In a step; `None` while no pace is known, as in the first one.
-        idle_s: In the script's own code, without doing anything at all; and without a word.
-    """
-
-    stopped_s: float
-    step_s: float | None
-    idle_s: float
+    stopped_s: float  # while its process is stopped, and in what should go on by itself
+    step_s: float | None  # in a step; `None` while no pace is known, as in the first one
+    idle_s: float  # in the script's own code, without doing anything at all; and without a word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
-    """A worker that has to be started again.
-
-    Attributes:
-        quiet_s: How long it has stood still, or said nothing.
-        limit_s: How long that may be.
-        seen: What was seen of it and of the others, in words.
-        is_past: Whether its script has gone past `protect`, where others wait for it.
-    """
+    """A worker that has to be started again."""
 
     rank: int
-    quiet_s: float
-    limit_s: float
-    seen: str
-    is_past: bool = False
+    quiet_s: float  # how long it has stood still, or said nothing
+    limit_s: float  # how long that may be
+    seen: str  # what was seen of it and of the others, in words
+    is_past: bool = False  # whether its script has gone past `protect`, where others wait for it
 
 
 class Pulses:

@@ -75,19 +75,12 @@ class Message(
 
 
 class LabHello(Message, frozen=True, kw_only=True):
-    """The lab's owner is here.
+    """The lab's owner is here."""
 
-    Attributes:
-        at_s: Its clock, to which agents set their events.
-        owner: Who it is; another process has another name.
-        taken: Messages of this agent that it has taken before, on connections that are gone.
-        process: Its process, as `node.this_machine` names it; empty: not told.
-    """
-
-    at_s: Seconds
-    owner: str
-    taken: Count
-    process: str = ""
+    at_s: Seconds  # its clock, to which agents set their events
+    owner: str  # who it is; another process has another name
+    taken: Count  # messages of this agent that it has taken before, on connections that are gone
+    process: str = ""  # its process, as `node.this_machine` names it; empty: not told
 
 
 class RootHello(Message, frozen=True, kw_only=True):
@@ -130,15 +123,10 @@ class TakeStacks(Message, frozen=True, kw_only=True):
 
 
 class EventSaid(Message, frozen=True, kw_only=True):
-    """An event of a node or of one of its workers.
+    """An event of a node or of one of its workers."""
 
-    Attributes:
-        entry: What happened.
-        term: The root agent's, if it is the root that says it: a deposed root's word counts no
-            more.
-    """
-
-    entry: Entry
+    entry: Entry  # what happened
+    # The root agent's, if it is the root that says it: a deposed root's word counts no more.
     term: Count | None = None
 
     @property
@@ -202,13 +190,9 @@ class FollowLog(Message, frozen=True, kw_only=True):
 
 
 class LogSaid(Message, frozen=True, kw_only=True):
-    """From the lab: the next whole lines of the log.
+    """From the lab: the next whole lines of the log."""
 
-    Attributes:
-        lines: With their line breaks; none where all that the log had was sent before.
-    """
-
-    lines: str
+    lines: str  # with their line breaks; none where all that the log had was sent before
 
 
 class DescribeRun(Message, frozen=True, kw_only=True):
@@ -216,19 +200,12 @@ class DescribeRun(Message, frozen=True, kw_only=True):
 
 
 class RunDescribed(Message, frozen=True, kw_only=True):
-    """From the lab: how its run is.
+    """From the lab: how its run is."""
 
-    Attributes:
-        phase: What it does, as people call it.
-        recoveries: So far.
-        nodes: How many agents live, standbys included.
-        wanted: Nodes and standbys that its lab began with.
-    """
-
-    phase: Told
-    recoveries: Count
-    nodes: Count
-    wanted: Count
+    phase: Told  # what it does, as people call it
+    recoveries: Count  # so far
+    nodes: Count  # how many agents live, standbys included
+    wanted: Count  # nodes and standbys that its lab began with
 
 
 class Done(Message, frozen=True, kw_only=True):
@@ -260,82 +237,59 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job as the lab submits it.
+    """A job as the lab submits it."""
 
-    Attributes:
-        number: Counts the lab's runs.
-        run: The run's identity, 32 random bits: what it makes is told by it from all else.
-        is_resumed: Whether versions of other runs in the persistent tier are this run's to go on
-            from.
-        job: What every worker runs.
-        seats: How many nodes, standbys and workers; racks. Members are the root agent's to choose.
-        settings: What the launcher was told; it replaces what the script's configuration says.
-        defaults: What the lab would have where neither says anything.
-        root: The user's own function that decides recoveries, as text; empty for the lab's own.
-        hash_seed: With which each worker's interpreter starts, on every node and in every start:
-            the order of a set of texts follows it.
-    """
-
-    number: Count
+    number: Count  # counts the lab's runs
+    # The run's identity, 32 random bits: what it makes is told by it from all else.
     run: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-    job: Job
+    job: Job  # what every worker runs
+    # How many nodes, standbys and workers; racks. Members are the root agent's to choose.
     seats: Seats
+    # What the launcher was told; it replaces what the script's configuration says.
     settings: dict[str, SettingValue] = {}
-    defaults: dict[str, SettingValue] = {}
+    defaults: dict[str, SettingValue] = {}  # what the lab would have where neither says anything
+    # Whether versions of other runs in the persistent tier are this run's to go on from.
     is_resumed: bool = False
+    # The user's own function that decides recoveries, as text; empty for the lab's own.
     root: str = ""
+    # With which each worker's interpreter starts, on every node and in every start: the order of a
+    # set of texts follows it.
     hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The order of a worker's start.
+    """The order of a worker's start."""
 
-    Attributes:
-        rank: Who it is.
-        epoch: The restart that it belongs to.
-        order: The job, and what the launcher was told.
-        seats: Who sits where in this epoch.
-        plan: Its node's part of what is loaded from where.
-        rendezvous: `host:port` of the job's store.
-        fingerprint: Of the model that the version is of; `None` before the first `protect`.
-        interface: The network interface to the other nodes; `None` where it is not known.
-        kept: Ranks whose processes go on; a new one among them joins these.
-        joins: Where those that train meet, if this process starts beside them: it makes itself
-            ready with what they tell of their set-up, and waits for its place; else empty.
-        scratch: A folder for multiprocessing's sockets, which its agent removes once it has ended;
-            empty where there is none.
-        code: As `StartWorkers.code`.
-    """
-
-    rank: Rank
-    epoch: Epoch
-    order: JobOrder
-    seats: Seats
-    plan: PlanPart
-    rendezvous: str
+    rank: Rank  # who it is
+    epoch: Epoch  # the restart that it belongs to
+    order: JobOrder  # the job, and what the launcher was told
+    seats: Seats  # who sits where in this epoch
+    plan: PlanPart  # its node's part of what is loaded from where
+    rendezvous: str  # `host:port` of the job's store
+    # Of the model that the version is of; `None` before the first `protect`.
     fingerprint: str | None
-    interface: str | None
-    kept: list[Rank] = []
+    interface: str | None  # the network interface to the other nodes; `None` where it is not known
+    kept: list[Rank] = []  # ranks whose processes go on; a new one among them joins these
+    # Where those that train meet, if this process starts beside them: it makes itself ready with
+    # what they tell of their set-up, and waits for its place; else empty.
     joins: str = ""
+    # A folder for multiprocessing's sockets, which its agent removes once it has ended; empty where
+    # there is none.
     scratch: str = ""
-    code: dict[str, str] = {}
+    code: dict[str, str] = {}  # as `StartWorkers.code`
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The run that made a persistent version, as its manifest has it.
-
-    Attributes:
-        left: What rewinds had left behind by then: a run that goes on from here knows it by this.
-        code: Digests of the files of the script that made it, by name.
-    """
+    """The run that made a persistent version, as its manifest has it."""
 
     job: str
     lineage: Lineage
     fingerprint: str | None
     world_size: Count
     settings: dict[str, SettingValue]
+    # What rewinds had left behind by then: a run that goes on from here knows it by this.
     left: list[VersionId] = []
-    code: dict[str, str] = {}
+    code: dict[str, str] = {}  # digests of the files of the script that made it, by name
 
 
 # -- root agent to agent ---------------------------------------------------------------------------
@@ -348,65 +302,44 @@ class RootOrder(Message, frozen=True, kw_only=True):
 
 
 class Fence(RootOrder, frozen=True, kw_only=True):
-    """End all workers; what belongs to older epochs counts no more.
+    """End all workers; what belongs to older epochs counts no more."""
 
-    Attributes:
-        keeps: Whether those may go on that can stand still, and touch no memory.
-        ends: Ranks, of all nodes, that may not.
-    """
-
-    keeps: bool = False
-    ends: list[Rank] = []
+    keeps: bool = False  # whether those may go on that can stand still, and touch no memory
+    ends: list[Rank] = []  # ranks, of all nodes, that may not
 
 
 class TakeInventory(RootOrder, frozen=True, kw_only=True):
-    """Say which copies of a run are whole in memory and, given a URL, what the tier has.
-
-    Attributes:
-        asks_settings: Whether to say by which settings they were made.
-    """
+    """Say which copies of a run are whole in memory and, given a URL, what the tier has."""
 
     run: Count
     persistent_url: str | None = None
-    asks_settings: bool = False
+    asks_settings: bool = False  # whether to say by which settings they were made
 
 
 class StartWorkers(RootOrder, frozen=True, kw_only=True):
-    """Start the workers of your position; `plan` is your part of it.
-
-    Attributes:
-        kept: Ranks, of all nodes, that go on in their processes.
-        joins: As `WorkerStart.joins`.
-        code: Digests of the script's files that this run executed last, by name; what workers
-            execute is compared with that.
-    """
+    """Start the workers of your position; `plan` is your part of it."""
 
     order: JobOrder
     seats: Seats
     plan: PlanPart
     rendezvous: str
     fingerprint: str | None
-    kept: list[Rank] = []
-    joins: str = ""
+    kept: list[Rank] = []  # ranks, of all nodes, that go on in their processes
+    joins: str = ""  # as `WorkerStart.joins`
+    # Digests of the script's files that this run executed last, by name; what workers execute is
+    # compared with that.
     code: dict[str, str] = {}
 
 
 class Persist(RootOrder, frozen=True, kw_only=True):
-    """Write shards of a version to the persistent tier when it is whole.
+    """Write shards of a version to the persistent tier when it is whole."""
 
-    Attributes:
-        version: Which.
-        url: Of the tier.
-        shards: Which of those that you keep; none named: your own.
-        lineage: The history that it is of; None: the last one that had such a version.
-        number: Counts the tries: an order that is repeated is told from one to try again.
-    """
-
-    version: Count
-    url: str
-    shards: list[Count] = []
+    version: Count  # which
+    url: str  # of the tier
+    shards: list[Count] = []  # which of those that you keep; none named: your own
+    # The history that it is of; None: the last one that had such a version.
     lineage: Lineage | None = None
-    number: Count = 0
+    number: Count = 0  # counts the tries: an order that is repeated is told from one to try again
 
 
 class Commit(RootOrder, frozen=True, kw_only=True):
@@ -421,15 +354,10 @@ class Commit(RootOrder, frozen=True, kw_only=True):
 
 
 class Disown(RootOrder, frozen=True, kw_only=True):
-    """Write into the persistent tier what training has gone back behind; `Disowned` answers.
+    """Write into the persistent tier what training has gone back behind; `Disowned` answers."""
 
-    Attributes:
-        url: Of the tier.
-        left: As `RootState.left`.
-    """
-
-    url: str
-    left: list[VersionId]
+    url: str  # of the tier
+    left: list[VersionId]  # as `RootState.left`
 
 
 class Hold(RootOrder, frozen=True, kw_only=True):
@@ -447,30 +375,20 @@ class GoBack(RootOrder, frozen=True, kw_only=True):
     """Order to rewind training; passed on to each worker.
 
     All ranks agree on the iteration at whose end they do: the word goes round with a version.
-
-    Attributes:
-        number: Which such order of the run this is, from 1.
-        steps: How many of the iterations that are done by then are taken back.
-        skip: Whether their batches do not come again.
     """
 
-    number: Rising
-    steps: Count
-    skip: bool
+    number: Rising  # which such order of the run this is, from 1
+    steps: Count  # how many of the iterations that are done by then are taken back
+    skip: bool  # whether their batches do not come again
 
 
 class Flawed(Message, frozen=True, kw_only=True):
-    """Compute wrong from now on, as a broken machine does; an injected failure, agent to worker.
+    """Compute wrong from now on, as a broken machine does; an injected failure, agent to worker."""
 
-    Attributes:
-        where: What a bit turns in: a gradient, what a layer gives on, an optimizer's result.
-        is_lasting: Whether it turns each time, or once.
-        seed: Decides in which weight or layer.
-    """
-
+    # What a bit turns in: a gradient, what a layer gives on, an optimizer's result.
     where: Literal["gradient", "activation", "optimizer"]
-    is_lasting: bool
-    seed: Seed
+    is_lasting: bool  # whether it turns each time, or once
+    seed: Seed  # decides in which weight or layer
 
 
 class CutLinks(Message, frozen=True, kw_only=True):
@@ -507,22 +425,15 @@ class Release(RootOrder, frozen=True, kw_only=True):
 
 
 class Joined(Message, frozen=True, kw_only=True):
-    """The first word to a new root: the newest epoch seen, and the state of each worker.
-
-    Attributes:
-        is_ready: Whether workers start here without waiting for imports.
-        memory_bytes: What could be taken for copies here, those that there are included.
-        wrong_sums: What workers of the last start said of machines that compute wrong; they stand
-            still since.
-        left: What rewinds left behind, as workers here said.
-    """
+    """The first word to a new root: the newest epoch seen, and the state of each worker."""
 
     epoch: Epoch
     workers: dict[Rank, WorkerStatus]
-    is_ready: bool
-    memory_bytes: Count = 0
+    is_ready: bool  # whether workers start here without waiting for imports
+    memory_bytes: Count = 0  # what could be taken for copies here, those that there are included
+    # What workers of the last start said of machines that compute wrong; they stand still since.
     wrong_sums: WrongSums | None = None
-    left: list[VersionId] = []
+    left: list[VersionId] = []  # what rewinds left behind, as workers here said
 
 
 class ReadyToStart(Message, frozen=True, kw_only=True):
@@ -534,15 +445,10 @@ class ReadyToStart(Message, frozen=True, kw_only=True):
 
 
 class Ailing(Message, frozen=True, kw_only=True):
-    """This node's machine tells of a fault of its own, or no longer does.
+    """This node's machine tells of a fault of its own, or no longer does."""
 
-    Attributes:
-        fault: A key of `recovery.ailments.RULES`.
-        seen: The evidence, in words.
-    """
-
-    fault: Told
-    seen: Told
+    fault: Told  # A key of `recovery.ailments.RULES`
+    seen: Told  # the evidence, in words
     is_over: bool = False
 
     @property
@@ -551,13 +457,9 @@ class Ailing(Message, frozen=True, kw_only=True):
 
 
 class NodeLeaves(Message, frozen=True, kw_only=True):
-    """This node was told that its machine goes soon.
+    """This node was told that its machine goes soon."""
 
-    Attributes:
-        within_s: From now, the time that is left.
-    """
-
-    within_s: Seconds
+    within_s: Seconds  # from now, the time that is left
 
     @property
     def epoch(self) -> None:
@@ -565,19 +467,14 @@ class NodeLeaves(Message, frozen=True, kw_only=True):
 
 
 class Fenced(Message, frozen=True, kw_only=True):
-    """No worker of an older epoch is left, but for those that stand still.
-
-    Attributes:
-        kept: Their ranks.
-        address: A port that this node holds, in which the epoch's ranks may meet; the worker that
-            serves it gets it as it starts. Empty if none could be opened.
-        no_port: Why none could be opened.
-    """
+    """No worker of an older epoch is left, but for those that stand still."""
 
     epoch: Epoch
-    kept: list[Rank] = []
+    kept: list[Rank] = []  # their ranks
+    # A port that this node holds, in which the epoch's ranks may meet; the worker that serves it
+    # gets it as it starts. Empty if none could be opened.
     address: str = ""
-    no_port: Told = ""
+    no_port: Told = ""  # why none could be opened
 
 
 class DamagedCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -599,33 +496,25 @@ class KeptCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Inventory(Message, frozen=True, kw_only=True):
-    """The copies in a node's memory, and the versions of the tier if it was asked for.
-
-    Attributes:
-        copies: Whole ones of the run; those of other runs are nobody's any more.
-        damaged: Complete ones that differ from their checksums.
-        persistent: The tier's versions; `None` where it was not asked for, or cannot be read.
-        unclear: Those of it that were saved and are not whole as this node sees them.
-        unread: Why it cannot be read.
-        disowned: What training went back behind, as the tier says.
-        protected: By which settings the copies were made, where that was asked: a root that was
-            elected before any root could store them knows them from nowhere else.
-        iterations: What the node's workers said of their newest ones, so that this root too can
-            compare with that what is done again.
-        left: Versions that rewinds left behind, as this node's workers said.
-        code: How they execute the script's files, by name, as they said last.
-    """
+    """The copies in a node's memory, and the versions of the tier if it was asked for."""
 
     epoch: Epoch
-    copies: list[KeptCopy]
-    damaged: list[DamagedCopy]
+    copies: list[KeptCopy]  # whole ones of the run; those of other runs are nobody's any more
+    damaged: list[DamagedCopy]  # complete ones that differ from their checksums
+    # The tier's versions; `None` where it was not asked for, or cannot be read.
     persistent: list[Stored] | None = None
+    # Those of it that were saved and are not whole as this node sees them.
     unclear: list[Unclear] = []
-    unread: Told = ""
-    disowned: list[VersionId] = []
+    unread: Told = ""  # why it cannot be read
+    disowned: list[VersionId] = []  # what training went back behind, as the tier says
+    # By which settings the copies were made, where that was asked: a root that was elected before
+    # any root could store them knows them from nowhere else.
     protected: Protected | None = None
+    # What the node's workers said of their newest ones, so that this root too can compare with that
+    # what is done again.
     iterations: list[IterationBegun | Iteration] = []
-    left: list[VersionId] = []
+    left: list[VersionId] = []  # versions that rewinds left behind, as this node's workers said
+    # How they execute the script's files, by name, as they said last.
     code: dict[str, ExecutedAs] = {}
 
 
@@ -655,29 +544,19 @@ class Committed(Message, frozen=True, kw_only=True):
 
 
 class Disowned(Message, frozen=True, kw_only=True):
-    """The persistent tier says what was left behind, or why it does not.
-
-    Attributes:
-        versions: Those there that still count, oldest first.
-        reason: Why it could not be written; empty if it was.
-    """
+    """The persistent tier says what was left behind, or why it does not."""
 
     epoch: Epoch
-    versions: list[Count] = []
-    reason: Told = ""
+    versions: list[Count] = []  # those there that still count, oldest first
+    reason: Told = ""  # why it could not be written; empty if it was
 
 
 class OrderFailed(Message, frozen=True, kw_only=True):
-    """An agent could not do what the root agent ordered: its machine lacks what that needs.
-
-    Attributes:
-        order: The name of the order's class.
-        reason: What was tried, and why it failed.
-    """
+    """An agent could not do what the root agent ordered: its machine lacks what that needs."""
 
     epoch: Epoch
-    order: str
-    reason: Told
+    order: str  # the name of the order's class
+    reason: Told  # what was tried, and why it failed
 
 
 class ScriptError(Message, frozen=True, kw_only=True):
@@ -688,19 +567,13 @@ class ScriptError(Message, frozen=True, kw_only=True):
 
 
 class WorkerEnded(Message, frozen=True, kw_only=True):
-    """A worker ended before its script had finished.
-
-    Attributes:
-        code: Exit status; negative: the signal.
-        output: Its last lines.
-        error: The exception, if its script ended with one.
-    """
+    """A worker ended before its script had finished."""
 
     rank: Rank
     epoch: Epoch
-    code: Status
-    output: Printed
-    error: ScriptError | None = None
+    code: Status  # exit status; negative: the signal
+    output: Printed  # its last lines
+    error: ScriptError | None = None  # the exception, if its script ended with one
 
 
 # -- agent and warm parent -------------------------------------------------------------------------
@@ -720,17 +593,11 @@ class KillWorkers(Message, frozen=True, kw_only=True):
 
 
 class Preloaded(Message, frozen=True, kw_only=True):
-    """A warm parent has imported what it was told to.
+    """A warm parent has imported what it was told to."""
 
-    Attributes:
-        modules: How many are new.
-        seconds: How long that took.
-        problem: Why no workers may be forked from it; empty if they may.
-    """
-
-    modules: Count
-    seconds: Seconds
-    problem: Told = ""
+    modules: Count  # how many are new
+    seconds: Seconds  # how long that took
+    problem: Told = ""  # why no workers may be forked from it; empty if they may
 
 
 class ParentReady(Message, frozen=True, kw_only=True):
@@ -746,18 +613,13 @@ class Forked(Message, frozen=True, kw_only=True):
 
 
 class Reaped(Message, frozen=True, kw_only=True):
-    """A worker ended, or never began.
+    """A worker ended, or never began."""
 
-    Attributes:
-        pid: 0 for one that never began.
-        reason: Why it did not; else empty.
-    """
-
-    pid: Count
+    pid: Count  # 0 for one that never began
     rank: Rank
     epoch: Epoch
     code: Status
-    reason: Told = ""
+    reason: Told = ""  # why it did not; else empty
 
 
 class Killed(Message, frozen=True, kw_only=True):
@@ -774,29 +636,18 @@ class MakerReady(Message, frozen=True, kw_only=True):
 
 
 class MakeVersion(Message, frozen=True, kw_only=True):
-    """Make a version of the one before it, and of the difference that lies in the room.
+    """Make a version of the one before it, and of the difference that lies in the room."""
 
-    Attributes:
-        base_bytes: Where in the slab the version before begins.
-        into_bytes: Where the new one is to begin.
-        payload_bytes: Size of both.
-        chunk_bytes: What one checksum covers.
-    """
-
-    base_bytes: Count
-    into_bytes: Count
-    payload_bytes: Count
-    chunk_bytes: Count
+    base_bytes: Count  # where in the slab the version before begins
+    into_bytes: Count  # where the new one is to begin
+    payload_bytes: Count  # size of both
+    chunk_bytes: Count  # what one checksum covers
 
 
 class VersionMade(Message, frozen=True, kw_only=True):
-    """It lies there; nobody has compared it with its owner's yet.
+    """It lies there; nobody has compared it with its owner's yet."""
 
-    Attributes:
-        digests: Checksums of its chunks, in order.
-    """
-
-    digests: list[int]
+    digests: list[int]  # checksums of its chunks, in order
 
 
 # -- agent and bulk process: one question at a time; slabs come along as descriptors ---------------
@@ -830,15 +681,10 @@ class SlabLaidOut(Message, frozen=True, kw_only=True):
 
 
 class InspectSlabs(BulkRequest, frozen=True, kw_only=True):
-    """Read all copies of a run in these slabs, and compare them with their checksums.
+    """Read all copies of a run in these slabs, and compare them with their checksums."""
 
-    Attributes:
-        run: Whose.
-        ranks: How many ranks made what is in them.
-    """
-
-    run: Count
-    ranks: Count = 0
+    run: Count  # whose
+    ranks: Count = 0  # how many ranks made what is in them
 
 
 class SlabsInspected(Message, frozen=True, kw_only=True):
@@ -872,17 +718,11 @@ class SlabsFreed(Message, frozen=True, kw_only=True):
 
 
 class WriteShards(BulkRequest, frozen=True, kw_only=True):
-    """Write shards of a version to the persistent tier; `Persisted` answers.
+    """Write shards of a version to the persistent tier; `Persisted` answers."""
 
-    Attributes:
-        order: The version, and where to.
-        layouts: Of each shard that is to be written.
-        is_full: Whether every write is to fail, as on a full disk.
-    """
-
-    order: Persist
-    layouts: list[ShardLayout]
-    is_full: bool = False
+    order: Persist  # the version, and where to
+    layouts: list[ShardLayout]  # of each shard that is to be written
+    is_full: bool = False  # whether every write is to fail, as on a full disk
 
 
 class WriteManifest(BulkRequest, frozen=True, kw_only=True):
@@ -904,37 +744,25 @@ class ListVersions(BulkRequest, frozen=True, kw_only=True):
 
 
 class VersionsListed(Message, frozen=True, kw_only=True):
-    """The versions in the persistent tier.
+    """The versions in the persistent tier."""
 
-    Attributes:
-        versions: Those that count, oldest first; `None` where nobody looked.
-        unclear: Those that were saved and are not whole as this node sees them.
-        disowned: What training went back behind, as it says.
-    """
-
+    # Those that count, oldest first; `None` where nobody looked.
     versions: list[Stored] | None = None
-    unclear: list[Unclear] = []
-    disowned: list[VersionId] = []
+    unclear: list[Unclear] = []  # those that were saved and are not whole as this node sees them
+    disowned: list[VersionId] = []  # what training went back behind, as it says
 
 
 # -- worker and agent ------------------------------------------------------------------------------
 
 
 class SlabRequest(Message, frozen=True, kw_only=True):
-    """To the agent: give me the descriptor of my slab, made if it is not there yet.
+    """To the agent: give me the descriptor of my slab, made if it is not there yet."""
 
-    Attributes:
-        slots: The shards that it keeps, the worker's own first.
-        chunk_bytes: What one checksum covers.
-        layout: What lies where in the worker's own shard.
-        replicas: The same of the others, for when the agent alone can save them.
-        buffers: Of each shard.
-    """
-
-    slots: list[SlotWanted]
-    chunk_bytes: Count
-    buffers: Count = BUFFERS
-    layout: ShardLayout
+    slots: list[SlotWanted]  # the shards that it keeps, the worker's own first
+    chunk_bytes: Count  # what one checksum covers
+    buffers: Count = BUFFERS  # of each shard
+    layout: ShardLayout  # what lies where in the worker's own shard
+    # The same of the others, for when the agent alone can save them.
     replicas: list[ShardLayout] = []
 
 
@@ -955,19 +783,15 @@ class OldSlabsGiven(Message, frozen=True, kw_only=True):
 
 
 class RestoreFailed(Message, frozen=True, kw_only=True):
-    """A copy could not be used.
-
-    Attributes:
-        holder: The node that has it; `None` for the persistent tier.
-        is_unread: Whether the tier did not return it, which is no damage: it is asked again.
-    """
+    """A copy could not be used."""
 
     rank: Rank
     epoch: Epoch
     shard: Count
     version: Count
-    holder: str | None
+    holder: str | None  # the node that has it; `None` for the persistent tier
     reason: Told
+    # Whether the tier did not return it, which is no damage: it is asked again.
     is_unread: bool = False
 
 
@@ -986,15 +810,11 @@ class Stand(Message, frozen=True, kw_only=True):
 
 
 class Stands(Message, frozen=True, kw_only=True):
-    """The worker's answer.
-
-    Attributes:
-        reason: Why it cannot go on in this process; empty if it can.
-    """
+    """The worker's answer."""
 
     rank: Rank
     epoch: Epoch
-    reason: Told = ""
+    reason: Told = ""  # why it cannot go on in this process; empty if it can
 
 
 class ReadyToJoin(Message, frozen=True, kw_only=True):
@@ -1024,17 +844,13 @@ class GoOn(Message, frozen=True, kw_only=True):
 
 
 class EndReached(Message, frozen=True, kw_only=True):
-    """A worker has come to an end after an iteration; where other ranks train on, it is too early.
-
-    Attributes:
-        iteration: The newest that it has done.
-        what: What is over: a pass through its data, an epoch for which it waits for the others,
-            its loop, its script. A loop that was broken off may have been so by an error.
-    """
+    """A worker has come to an end after an iteration; if other ranks train on, it is too early."""
 
     rank: Rank
     epoch: Epoch
-    iteration: Annotated[int, msgspec.Meta(ge=0)]
+    iteration: Annotated[int, msgspec.Meta(ge=0)]  # the newest that it has done
+    # What is over: a pass through its data, an epoch for which it waits for the others, its loop,
+    # its script. A loop that was broken off may have been so by an error.
     what: End
 
 
@@ -1046,60 +862,42 @@ class ScriptFinished(Message, frozen=True, kw_only=True):
 
 
 class Entered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The newest collective of a process group that a rank has entered.
+    """The newest collective of a process group that a rank has entered."""
 
-    Attributes:
-        group: The group's name in PyTorch, the same on all its ranks.
-        number: Counts the group's collectives from 1; 0 if the rank has entered none.
-        what: The operation, and the type and size of its first tensor.
-        waits: Whether the rank is still in it.
-    """
-
-    group: Told
-    number: Count = 0
-    what: Told = ""
-    waits: bool = False
+    group: Told  # the group's name in PyTorch, the same on all its ranks
+    number: Count = 0  # counts the group's collectives from 1; 0 if the rank has entered none
+    what: Told = ""  # the operation, and the type and size of its first tensor
+    waits: bool = False  # whether the rank is still in it
 
     def __post_init__(self) -> None:
         cut_told(self)
 
 
 class WorkerPulse(Message, frozen=True, kw_only=True):
-    """A worker's pulse, once a second; its agent passes on what matters.
-
-    Attributes:
-        detail: Why it is paused, or where it restores from.
-        calls: Collectives that it has called in this iteration, where they are watched.
-        still_s: Since it last got on: with an update, a collective, a chunk of a version.
-        idle_s: Since it last did anything at all: got on, ran another line, used a processor.
-        waits_in: The collective in which it is; empty if in none.
-        entered: Its newest collective of each process group, as PyTorch's flight recorder has
-            them; empty while the worker makes progress.
-        where: Its place in the script.
-        lock: The file for which it waits to compile an extension of PyTorch's, or which it holds
-            while it compiles; empty if there is none.
-        compiles: Whether it holds that.
-        runs_other: Whether it waits for another program that it runs, such as a compiler, or
-            for `torch.compile`.
-        silent_s: The agent's: since the worker's last word, where that is long.
-        is_stopped: The agent's: whether the silent process is stopped, as by SIGSTOP.
-    """
+    """A worker's pulse, once a second; its agent passes on what matters."""
 
     rank: Rank
     epoch: Epoch
     doing: Doing = "starting"
-    detail: Told = ""
-    calls: Count = 0
+    detail: Told = ""  # why it is paused, or where it restores from
+    calls: Count = 0  # collectives that it has called in this iteration, where they are watched
+    # Since it last got on: with an update, a collective, a chunk of a version.
     still_s: Seconds = 0.0
+    # Since it last did anything at all: got on, ran another line, used a processor.
     idle_s: Seconds = 0.0
-    waits_in: Told = ""
+    waits_in: Told = ""  # the collective in which it is; empty if in none
+    # Its newest collective of each process group, as PyTorch's flight recorder has them; empty
+    # while the worker makes progress.
     entered: list[Entered] = []
-    where: Told = ""
+    where: Told = ""  # its place in the script
+    # The file for which it waits to compile an extension of PyTorch's, or which it holds while it
+    # compiles; empty if there is none.
     lock: Told = ""
-    compiles: bool = False
+    compiles: bool = False  # whether it holds that
+    # Whether it waits for another program that it runs, such as a compiler, or for `torch.compile`.
     runs_other: bool = False
-    silent_s: Seconds = 0.0
-    is_stopped: bool = False
+    silent_s: Seconds = 0.0  # the agent's: since the worker's last word, where that is long
+    is_stopped: bool = False  # the agent's: whether the silent process is stopped, as by SIGSTOP
 
 
 FromAgentMessage = (

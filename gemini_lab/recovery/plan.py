@@ -28,16 +28,13 @@ class PlacementLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One whole, verified copy of a shard in a node's memory, and the history that it is of.
-
-    Attributes:
-        ranks: How many ranks made its version; 0 where it goes without saying.
-    """
+    """One whole, verified copy of a shard in a node's memory, and the history that it is of."""
 
     shard: Count
     version: Count
     node: str
     lineage: Lineage = NO_LINEAGE
+    # How many ranks made its version; 0 where it goes without saying.
     ranks: Count = field(default=0, compare=False)
 
 
@@ -51,15 +48,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unclear:
-    """A saved version that is not whole as an agent sees it.
+    """A saved version that is not whole as an agent sees it."""
 
-    Attributes:
-        version: Its number; of which history it is, its manifest does not say.
-        seen: What was seen of it.
-    """
-
-    version: Count
-    seen: str
+    version: Count  # its number; of which history it is, its manifest does not say
+    seen: str  # what was seen of it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seen", shortened(self.seen))
@@ -67,14 +59,11 @@ class Unclear:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class VersionId:
-    """A version of one history; of two the later one has the greater number, or epoch.
-
-    Attributes:
-        skips: Where it says what a rewind left: whether a person wanted batches skipped with it.
-    """
+    """A version of one history; of two the later one has the greater number, or epoch."""
 
     version: Count
     lineage: Lineage = NO_LINEAGE
+    # Where it says what a rewind left: whether a person wanted batches skipped with it.
     skips: bool = field(default=False, compare=False)
 
 
@@ -98,15 +87,10 @@ class CopyTransfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A shard of another number of ranks, of which new ones are made: who can read it out.
+    """A shard of another number of ranks, of which new ones are made: who can read it out."""
 
-    Attributes:
-        shard: Which.
-        holders: Members with a whole copy of it.
-    """
-
-    shard: Count
-    holders: tuple[str, ...]
+    shard: Count  # which
+    holders: tuple[str, ...]  # members with a whole copy of it
 
     def reader(self, node: str, *, number: int) -> str:
         """Return the node that reads it for a node: that node itself, or they take turns."""
@@ -115,49 +99,35 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPart:
-    """One node's part of a plan; all parts together are the plan.
+    """One node's part of a plan; all parts together are the plan."""
 
-    Attributes:
-        version: The version that every rank loads; `None` when training starts from scratch.
-        lineage: The history that it is of.
-        tier: From where the version as a whole comes.
-        transfers: The copies that this node sends or gets, in the plan's order: whoever sends
-            finds its receiver, for both meet theirs in one order.
-        cuts: All shards of the version, in order, where another number of ranks made it and it is
-            in memory; else empty.
-    """
-
+    # The version that every rank loads; `None` when training starts from scratch.
     version: Count | None
-    tier: Tier
-    lineage: Lineage = NO_LINEAGE
+    tier: Tier  # from where the version as a whole comes
+    lineage: Lineage = NO_LINEAGE  # the history that it is of
+    # The copies that this node sends or gets, in the plan's order: whoever sends finds its
+    # receiver, for both meet theirs in one order.
     transfers: tuple[CopyTransfer, ...] = ()
+    # All shards of the version, in order, where another number of ranks made it and it is in
+    # memory; else empty.
     cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """The plan by which all nodes bring training back.
+    """The plan by which all nodes bring training back."""
 
-    Attributes:
-        version: The version that every rank loads; `None` when training starts from scratch.
-        lineage: The history that it is of.
-        tier: From where the version as a whole comes.
-        members: The node on each position; `None` where no machine is left.
-        sources: One for each shard, in shard order.
-        transfers: What brings the version to every holder that lacks it; afterwards each shard
-            has all its replicas again. Empty unless `tier` is `"memory"`.
-        reason: Why this version and tier, for people.
-        cuts: As `PlanPart.cuts`.
-    """
-
+    # The version that every rank loads; `None` when training starts from scratch.
     version: int | None
-    tier: Tier
-    members: tuple[str | None, ...]
-    sources: tuple[Source, ...]
+    tier: Tier  # from where the version as a whole comes
+    members: tuple[str | None, ...]  # the node on each position; `None` where no machine is left
+    sources: tuple[Source, ...]  # one for each shard, in shard order
+    # What brings the version to every holder that lacks it; afterwards each shard has all its
+    # replicas again. Empty unless `tier` is `"memory"`.
     transfers: tuple[CopyTransfer, ...]
-    reason: str
-    lineage: Lineage = NO_LINEAGE
-    cuts: tuple[Cut, ...] = ()
+    reason: str  # why this version and tier, for people
+    lineage: Lineage = NO_LINEAGE  # the history that it is of
+    cuts: tuple[Cut, ...] = ()  # as `PlanPart.cuts`
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -15,34 +15,24 @@ from gemini_lab.seats import in_order, listed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hopes:
-    """The known versions that are newer than those at hand.
+    """The known versions that are newer than those at hand."""
 
-    Attributes:
-        newest: The newest version that is known to have been whole; 0 for none.
-        saved: The newest that is known to have been saved to the persistent tier, and that nobody
-            let go; 0 for none.
-        stored: The versions that the tier shows, where it was asked.
-        unclear: Those of it that were saved and are not whole as it shows.
-        silent: Nodes that went without a sign that their memory is gone.
-        unheard: Those of them that may have versions of which no root has heard.
-        unread: Why the persistent tier cannot be read; empty if it can, or there is none.
-        is_witnessed: Whether a node is there that took part until now: its memory shows how far
-            training came. One that only stands by may have an old version, whole.
-        unknown: Iterations that were done, at least, where a root agent and nodes were lost
-            together and nobody may know how many versions with them; else 0.
-        is_resumed: Whether the tier has what the run is to go on from at its very start.
-    """
-
-    newest: int
+    newest: int  # the newest version that is known to have been whole; 0 for none
+    # The newest that is known to have been saved to the persistent tier, and that nobody let go; 0
+    # for none.
     saved: int = 0
-    stored: Collection[int] = ()
-    unclear: Collection[Unclear] = ()
-    silent: Collection[str] = ()
-    unheard: Collection[str] = ()
-    unread: str = ""
+    stored: Collection[int] = ()  # the versions that the tier shows, where it was asked
+    unclear: Collection[Unclear] = ()  # those of it that were saved and are not whole as it shows
+    silent: Collection[str] = ()  # nodes that went without a sign that their memory is gone
+    unheard: Collection[str] = ()  # those of them that may have versions of which no root has heard
+    unread: str = ""  # why the persistent tier cannot be read; empty if it can, or there is none
+    # Whether a node is there that took part until now: its memory shows how far training came. One
+    # that only stands by may have an old version, whole.
     is_witnessed: bool = True
+    # Iterations that were done, at least, where a root agent and nodes were lost together and
+    # nobody may know how many versions with them; else 0.
     unknown: int = 0
-    is_resumed: bool = False
+    is_resumed: bool = False  # whether the tier has what the run is to go on from at its very start
 
 
 def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
@@ -110,19 +100,12 @@ LONGEST_PAUSE_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPause:
-    """A version in the persistent tier that did not load, and when it is tried again.
+    """A version in the persistent tier that did not load, and when it is tried again."""
 
-    Attributes:
-        version: Which.
-        reason: What a worker saw.
-        until_s: When it is tried again.
-        pause_s: For how long it rests; twice as long after each try.
-    """
-
-    version: VersionId
-    reason: str
-    until_s: float
-    pause_s: float = FIRST_PAUSE_S
+    version: VersionId  # which
+    reason: str  # what a worker saw
+    until_s: float  # when it is tried again
+    pause_s: float = FIRST_PAUSE_S  # for how long it rests; twice as long after each try
 
     @classmethod
     def after(

@@ -20,39 +20,30 @@ from gemini_lab.recovery.root_state import RootState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentJoined:
-    """An agent has connected; `epoch` is the newest that it knows, `workers` its ranks.
-
-    Attributes:
-        is_ready: Whether workers start there without waiting for imports.
-        memory_bytes: What could be taken for copies there; 0 where it is not known.
-        machine: The address of its machine, which it may share with others; empty if not known.
-        wrong_sums: What its workers of the last start said of machines that compute wrong.
-        left: What rewinds left behind, as its workers said.
-    """
+    """An agent has connected; `epoch` is the newest that it knows, `workers` its ranks."""
 
     at_s: float
     node: str
     epoch: int = 0
     workers: dict[int, WorkerStatus] = field(default_factory=dict)
-    is_ready: bool = True
-    memory_bytes: int = 0
+    is_ready: bool = True  # whether workers start there without waiting for imports
+    memory_bytes: int = 0  # what could be taken for copies there; 0 where it is not known
+    # The address of its machine, which it may share with others; empty if not known.
     machine: str = ""
+    # What its workers of the last start said of machines that compute wrong.
     wrong_sums: events.WrongSums | None = None
-    left: tuple[VersionId, ...] = ()
+    left: tuple[VersionId, ...] = ()  # what rewinds left behind, as its workers said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLost:
-    """An agent was lost, and how that was noticed.
-
-    Attributes:
-        cause: `"dead"`: its lease ran out, and its machine says that nothing listens there, so its
-            memory is gone; `"refused"`, `"connection"`, `"lease"` or `"no answer"`: it fell silent,
-            and may come back.
-    """
+    """An agent was lost, and how that was noticed."""
 
     at_s: float
     node: str
+    # `"dead"`: its lease ran out, and its machine says that nothing listens there, so its memory is
+    # gone; `"refused"`, `"connection"`, `"lease"` or `"no answer"`: it fell silent, and may come
+    # back.
     cause: str
 
 
@@ -75,16 +66,11 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """A user asks something of the run.
-
-    Attributes:
-        number: Rises with each request: a new root agent reads the old ones again.
-        request: The wish.
-    """
+    """A user asks something of the run."""
 
     at_s: float
-    number: int
-    request: AnyRequest
+    number: int  # rises with each request: a new root agent reads the old ones again
+    request: AnyRequest  # the wish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

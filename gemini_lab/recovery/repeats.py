@@ -84,19 +84,12 @@ def joined(known: Account | None, said: Said) -> Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first difference between two accounts of one iteration.
+    """The first difference between two accounts of one iteration."""
 
-    Attributes:
-        what: As `Diverged.differs`.
-        before: What it was, to the bit.
-        after: What it is.
-        cause: What is likely behind it, for people.
-    """
-
-    what: str
-    before: str
-    after: str
-    cause: str
+    what: str  # as `Diverged.differs`
+    before: str  # what it was, to the bit
+    after: str  # what it is
+    cause: str  # what is likely behind it, for people
 
 
 def difference(before: Account, after: Account, *, unseeded: Collection[str]) -> Difference | None:

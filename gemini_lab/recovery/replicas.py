@@ -35,17 +35,11 @@ Make = Callable[[RootState], RecoveryPlan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPlacement:
-    """The placement and the plan of a restart.
+    """The placement and the plan of a restart."""
 
-    Attributes:
-        state: The run's, with the placement that the plan is for.
-        plan: What is loaded from where.
-        told: What is to be said of it.
-    """
-
-    state: RootState
-    plan: RecoveryPlan
-    told: tuple[Emit, ...] = ()
+    state: RootState  # the run's, with the placement that the plan is for
+    plan: RecoveryPlan  # what is loaded from where
+    told: tuple[Emit, ...] = ()  # what is to be said of it
 
 
 def follows(state: RootState) -> bool:

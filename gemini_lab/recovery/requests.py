@@ -30,22 +30,14 @@ Rising = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """The state of a run, as far as a request is checked against it.
+    """The state of a run, as far as a request is checked against it."""
 
-    Attributes:
-        name: The run's.
-        living: Nodes whose agents live, standbys included.
-        members: Nodes with ranks.
-        settings: Of the job; empty until its script has called `protect`.
-        placed: Number of nodes of a placement that the user gave; `None` without one.
-        lacks_memory: Returns why this machine has no memory for so many more nodes, or nothing.
-    """
-
-    name: str
-    living: Sequence[str]
-    members: Sequence[str]
-    settings: Mapping[str, Any]
-    placed: int | None
+    name: str  # the run's
+    living: Sequence[str]  # nodes whose agents live, standbys included
+    members: Sequence[str]  # nodes with ranks
+    settings: Mapping[str, Any]  # of the job; empty until its script has called `protect`
+    placed: int | None  # number of nodes of a placement that the user gave; `None` without one
+    # Returns why this machine has no memory for so many more nodes, or nothing.
     lacks_memory: Callable[[int], str]
 
 
@@ -62,12 +54,9 @@ class Request(
     tag_field="ask",
     tag=_verb,
 ):
-    """A wish of a user; its numbers and texts are checked where it is made and where it arrives.
+    """A wish of a user; its numbers and texts are checked where it is made and where it arrives."""
 
-    Attributes:
-        late: Why a run that is over cannot do it; empty if such a run has nothing left to do.
-    """
-
+    # Why a run that is over cannot do it; empty if such a run has nothing left to do.
     late: ClassVar[str] = ""
 
     @property
@@ -109,15 +98,10 @@ class GiveUpProgress(Request, frozen=True, kw_only=True):
 
 
 class RewindRun(Request, frozen=True, kw_only=True):
-    """Take back iterations.
+    """Take back iterations."""
 
-    Attributes:
-        steps: How many.
-        skip: Whether their batches do not come again.
-    """
-
-    steps: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
-    skip: bool = True
+    steps: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]  # how many
+    skip: bool = True  # whether their batches do not come again
 
     late = "no iteration of it can be taken back"
 
@@ -226,17 +210,11 @@ AnyRequest = StopRun | SaveVersion | GiveUpProgress | RewindRun | ResizeRun | Dr
 
 
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request in the store.
+    """A request in the store."""
 
-    Attributes:
-        job: Number of the job that it is for.
-        number: Rises from request to request: the same request once more is news.
-        request: The wish.
-    """
-
-    job: Count
-    number: Rising
-    request: AnyRequest
+    job: Count  # number of the job that it is for
+    number: Rising  # rises from request to request: the same request once more is news
+    request: AnyRequest  # the wish
 
     @classmethod
     def following(

@@ -31,102 +31,70 @@ RESTARTING: Final = frozenset({"fencing", "inventory", "waiting", "starting"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The job and its settings.
+    """The job and its settings."""
 
-    Attributes:
-        order: The job under way, as the lab submitted it.
-        placed: The seats and, once workers have called `protect`, the placement of copies.
-        settings: The settings that `protect` sent; `None` before that.
-        fingerprint: Identity of model, optimizer and world size, to recognise another model.
-        code: How workers executed the script's files last, by file name.
-        shard_bytes: Size of the largest shard; 0 before it is known.
-        own: JSON that a user's own root agent keeps.
-    """
-
-    order: JobOrder | None = None
+    order: JobOrder | None = None  # the job under way, as the lab submitted it
+    # The seats and, once workers have called `protect`, the placement of copies.
     placed: Seats | None = None
-    settings: Settings | None = None
+    settings: Settings | None = None  # the settings that `protect` sent; `None` before that
+    # Identity of model, optimizer and world size, to recognise another model.
     fingerprint: str | None = None
+    # How workers executed the script's files last, by file name.
     code: dict[str, ExecutedAs] = field(default_factory=dict)
-    shard_bytes: int = 0
-    own: str = ""
+    shard_bytes: int = 0  # size of the largest shard; 0 before it is known
+    own: str = ""  # JSON that a user's own root agent keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingProgress:
-    """How far training has come.
+    """How far training has come."""
 
-    Attributes:
-        iteration: Newest iteration that all ranks have finished.
-        newest: Newest version that is known to have been whole.
-        begun: Version from which workers started last; 0 for none.
-        trained: Epoch in which workers started last.
-        rendezvous: Address of their rendezvous.
-        is_unsure: Whether versions may have become whole that no root agent heard of, because
-            one was lost while workers ran.
-    """
-
-    iteration: int = 0
-    newest: int = 0
-    begun: int = 0
-    trained: int = 0
-    rendezvous: str = ""
+    iteration: int = 0  # newest iteration that all ranks have finished
+    newest: int = 0  # newest version that is known to have been whole
+    begun: int = 0  # version from which workers started last; 0 for none
+    trained: int = 0  # epoch in which workers started last
+    rendezvous: str = ""  # address of their rendezvous
+    # Whether versions may have become whole that no root agent heard of, because one was lost while
+    # workers ran.
     is_unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InTier:
-    """The run's versions in the persistent tier.
+    """The run's versions in the persistent tier."""
 
-    Attributes:
-        saved: Newest version that is known to be there and still counts.
-        saved_at_s: When that save began, or when the job was submitted.
-        is_behind: Whether training went back behind the tier and has saved nothing since.
-    """
-
-    saved: int = 0
-    saved_at_s: float = 0.0
+    saved: int = 0  # newest version that is known to be there and still counts
+    saved_at_s: float = 0.0  # when that save began, or when the job was submitted
+    # Whether training went back behind the tier and has saved nothing since.
     is_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """Versions and copies that count no more.
+    """Versions and copies that count no more."""
 
-    Attributes:
-        rejected: Versions in the persistent tier that do not load and that a user gave up.
-        bad_copies: Copies in memory that could not be used.
-        left: Versions that rewinds left behind; see `recovery.discarded_versions`.
-        let_go: Oldest version that a user agreed to go on from; -1 for none.
-        has_given_up: Whether a user gave up what the next plan waits for.
-        given_up: Number of the last request to give up progress.
-        asked_back: Number of the last request for a rewind, and how many there were.
-    """
-
+    # Versions in the persistent tier that do not load and that a user gave up.
     rejected: tuple[VersionId, ...] = ()
-    bad_copies: tuple[Copy, ...] = ()
+    bad_copies: tuple[Copy, ...] = ()  # copies in memory that could not be used
+    # Versions that rewinds left behind; see `recovery.discarded_versions`.
     left: tuple[VersionId, ...] = ()
-    let_go: int = -1
-    has_given_up: bool = False
-    given_up: int = 0
+    let_go: int = -1  # oldest version that a user agreed to go on from; -1 for none
+    has_given_up: bool = False  # whether a user gave up what the next plan waits for
+    given_up: int = 0  # number of the last request to give up progress
+    # Number of the last request for a rewind, and how many there were.
     asked_back: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesSetAside:
-    """Nodes that are not used like the others.
+    """Nodes that are not used like the others."""
 
-    Attributes:
-        silent: Nodes that were lost without a sign that their memory is gone.
-        excluded: Nodes that are used last of all, because every attempt on them failed.
-        again: Nodes that were excluded and used again since training last got further.
-        wrong: Nodes that computed wrong sums; they are never used again.
-    """
-
-    silent: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()  # nodes that were lost without a sign that their memory is gone
+    # Nodes that are used last of all, because every attempt on them failed.
     excluded: tuple[str, ...] = ()
+    # Nodes that were excluded and used again since training last got further.
     again: tuple[str, ...] = ()
-    wrong: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()  # nodes that computed wrong sums; they are never used again
 
     def without(self, *nodes: str) -> "NodesSetAside":
         """Return this after other machines have taken these names."""
@@ -148,19 +116,13 @@ class NodesSetAside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Nodes whose machines are to go.
+    """Nodes whose machines are to go."""
 
-    Attributes:
-        leaving: Nodes whose ranks train there until they can move.
-        holding: The node for which all ranks are stopping; empty for none.
-        moved: Nodes whose ranks have moved, or move now; they are used last of all.
-        drains: Number of the last request for a drain.
-    """
-
-    leaving: tuple[str, ...] = ()
-    holding: str = ""
+    leaving: tuple[str, ...] = ()  # nodes whose ranks train there until they can move
+    holding: str = ""  # the node for which all ranks are stopping; empty for none
+    # Nodes whose ranks have moved, or move now; they are used last of all.
     moved: tuple[str, ...] = ()
-    drains: int = 0
+    drains: int = 0  # number of the last request for a drain
 
     def without(self, node: str) -> "Drain":
         """Return this without a node, because its machine is not to go any more."""
@@ -174,119 +136,74 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Failures since training last got on.
+    """Failures since training last got on."""
 
-    Attributes:
-        attempts: Workers that failed since an iteration was finished.
-        errors: Errors of the script's own in this run, the newest last.
-        offences: Nodes of these failures, the newest last.
-        barren: Nodes of starts in a row that got no further; see `faults.has_got_further`.
-        fruitless: Recoveries in a row that began before the start of the one before got further.
-    """
-
-    attempts: int = 0
-    errors: tuple[str, ...] = ()
-    offences: tuple[str, ...] = ()
+    attempts: int = 0  # workers that failed since an iteration was finished
+    errors: tuple[str, ...] = ()  # errors of the script's own in this run, the newest last
+    offences: tuple[str, ...] = ()  # nodes of these failures, the newest last
+    # Nodes of starts in a row that got no further; see `faults.has_got_further`.
     barren: tuple[str, ...] = ()
+    # Recoveries in a row that began before the start of the one before got further.
     fruitless: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Numbers of nodes.
+    """Numbers of nodes."""
 
-    Attributes:
-        wanted: Nodes that a user asked for last; 0: as many as the job was submitted with.
-        asked_size: Number of the last request for a size.
-        size: Nodes with which training went on last; 0 before it has.
-        resizing: Nodes that the run gets once all ranks have stopped; 0 if they do not stop.
-        refused: Numbers of nodes with which the script cannot go on.
-        resized_at_s: When training last went on with another number.
-        growths: How often machines that came made the run larger.
-        none_come: Whether the provider said, in this recovery, that no machine comes.
-        is_unsettled: Whether agents keep versions of another world size.
-    """
-
-    wanted: int = 0
-    asked_size: int = 0
-    size: int = 0
-    resizing: int = 0
-    refused: tuple[int, ...] = ()
-    resized_at_s: float = 0.0
-    growths: int = 0
-    none_come: bool = False
-    is_unsettled: bool = False
+    wanted: int = 0  # nodes that a user asked for last; 0: as many as the job was submitted with
+    asked_size: int = 0  # number of the last request for a size
+    size: int = 0  # nodes with which training went on last; 0 before it has
+    resizing: int = 0  # nodes that the run gets once all ranks have stopped; 0 if they do not stop
+    refused: tuple[int, ...] = ()  # numbers of nodes with which the script cannot go on
+    resized_at_s: float = 0.0  # when training last went on with another number
+    growths: int = 0  # how often machines that came made the run larger
+    none_come: bool = False  # whether the provider said, in this recovery, that no machine comes
+    is_unsettled: bool = False  # whether agents keep versions of another world size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPlacement:
-    """The placement of copies, which follows the failures that are seen.
+    """The placement of copies, which follows the failures that are seen."""
 
-    Attributes:
-        risk: Failures seen of each machine.
-        later: Placement that follows once the copies of this one are whole.
-        placed_at_s: When copies were placed again last; 0 for never.
-        is_replacing: Whether all ranks are stopping for that.
-    """
-
-    risk: Risk = field(default_factory=Risk)
-    later: Placement | None = None
-    placed_at_s: float = 0.0
-    is_replacing: bool = False
+    risk: Risk = field(default_factory=Risk)  # failures seen of each machine
+    later: Placement | None = None  # placement that follows once the copies of this one are whole
+    placed_at_s: float = 0.0  # when copies were placed again last; 0 for never
+    is_replacing: bool = False  # whether all ranks are stopping for that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """The failure that the recovery under way answers.
+    """The failure that the recovery under way answers."""
 
-    Attributes:
-        cause: How the first failure was noticed.
-        lost: Nodes that were lost, in the order of notice.
-        at_s: When the first failure was noticed.
-        since_s: When waiting began, on the clock of this root agent.
-        reached: Newest version or finished iteration known before.
-    """
-
-    cause: str
-    lost: tuple[str, ...]
-    at_s: float
-    since_s: float
-    reached: int = 0
+    cause: str  # how the first failure was noticed
+    lost: tuple[str, ...]  # nodes that were lost, in the order of notice
+    at_s: float  # when the first failure was noticed
+    since_s: float  # when waiting began, on the clock of this root agent
+    reached: int = 0  # newest version or finished iteration known before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryStory:
-    """The run's recoveries and its end.
+    """The run's recoveries and its end."""
 
-    Attributes:
-        recoveries: Failures until now, this one included.
-        trouble: The failure that the recovery under way answers; `None` without one.
-        said: The last recovery's end and the start of the one under way. A newly elected root
-            agent emits them again, because they may have been lost.
-        ending: The run's end that is still to be emitted.
-        parting: The run's end once its newest version is saved.
-        clock_s: The writer's clock when it stored this; 0 in its own memory.
-    """
-
-    recoveries: int = 0
+    recoveries: int = 0  # failures until now, this one included
+    # The failure that the recovery under way answers; `None` without one.
     trouble: Trouble | None = None
+    # The last recovery's end and the start of the one under way. A newly elected root agent emits
+    # them again, because they may have been lost.
     said: tuple[RecoveryStarted | RecoveryFinished, ...] = ()
-    ending: RunFinished | RunFailed | None = None
-    parting: RunFailed | None = None
-    clock_s: float = 0.0
+    ending: RunFinished | RunFailed | None = None  # the run's end that is still to be emitted
+    parting: RunFailed | None = None  # the run's end once its newest version is saved
+    clock_s: float = 0.0  # the writer's clock when it stored this; 0 in its own memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootState:
-    """The state that a newly elected root agent goes on from.
+    """The state that a newly elected root agent goes on from."""
 
-    Attributes:
-        phase: Where the run stands; see `recovery.root.lifecycle`.
-        epoch: Rises with every restart; agents end workers of an older epoch.
-    """
-
-    phase: Phase = "idle"
-    epoch: int = 0
+    phase: Phase = "idle"  # where the run stands; see `recovery.root.lifecycle`
+    epoch: int = 0  # rises with every restart; agents end workers of an older epoch
     setup: Setup = field(default_factory=Setup)
     reached: TrainingProgress = field(default_factory=TrainingProgress)
     tier: InTier = field(default_factory=InTier)

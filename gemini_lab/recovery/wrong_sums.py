@@ -34,32 +34,21 @@ Work = Literal["gradient", "update"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A machine's answer to a piece of work.
+    """A machine's answer to a piece of work."""
 
-    Attributes:
-        rank: Whose work it was.
-        node: Where it was computed.
-        digest: A checksum of what came out.
-    """
-
-    rank: int
-    node: str
-    digest: int
+    rank: int  # whose work it was
+    node: str  # where it was computed
+    digest: int  # A checksum of what came out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict that some answers allow.
+    """The verdict that some answers allow."""
 
-    Attributes:
-        wrong: Nodes that computed wrong, for certain.
-        suspects: Of these nodes at least one did besides, and which cannot be told.
-        ranks: Whose work was not the same everywhere.
-    """
-
-    wrong: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()  # nodes that computed wrong, for certain
+    # Of these nodes at least one did besides, and which cannot be told.
     suspects: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()  # whose work was not the same everywhere
 
     @property
     def is_clean(self) -> bool:
