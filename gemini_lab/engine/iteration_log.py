@@ -25,6 +25,7 @@ from torch import nn
 from gemini_lab.engine.arguments import numbers_of, require_few
 from gemini_lab.engine.contract import Engine, StateDict
 from gemini_lab.engine.frameworks.pipeline_stages import is_trial
+from gemini_lab.engine.frameworks.stepping import uncompiled
 from gemini_lab.engine.frameworks.tensors import as_it_reads, bytes_in, tensor_sum
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.rank_agreement import rank_and_world_size
@@ -303,6 +304,7 @@ class BatchChecksum:
 def watch_inputs(engine: Engine, iterations: IterationLog) -> None:
     """Report the inputs of each iteration to `iterations`; an evaluation begins none."""
 
+    @uncompiled
     def before_forward(module: nn.Module, args: object, kwargs: object) -> None:
         if module.training and torch.is_grad_enabled() and not is_trial():
             number = int(engine.global_steps) + 1

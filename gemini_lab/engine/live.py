@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
+import torch
+
 from gemini_lab.engine.arguments import require_rewind, require_total
 from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.frameworks.stepping import UpdateWatch
@@ -38,6 +40,12 @@ _DATA_ALONE: Final = (
     "only some ranks handed loaders to `protect`, and in a loop over protected.epochs the loader "
     "tells where an iteration ends: the others would wait elsewhere; loop "
     "`for step in protected.steps(N)` on every rank, or name a loader on each"
+)
+_CAPTURED: Final = (
+    "optimizer.step is being captured in a CUDA graph: the graph's replays would change the "
+    "weights without a call of it, so that versions would be torn and iterations not counted; "
+    "capture the forward and backward passes alone (torch.cuda.make_graphed_callables, or "
+    'torch.compile with mode="reduce-overhead"), and call optimizer.step outside of the graph'
 )
 WAITS_FOR_ENDS: Final = "the end of the other ranks' scripts"
 
@@ -320,7 +328,10 @@ class LiveProtection:
 
         Raises:
             ConfigError: The script has ended.
+            UnsupportedError: The update is being captured in a CUDA graph.
         """
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(_CAPTURED)
         if self._loops.state is LoopState.FINISHED:
             raise ConfigError(
                 "an update begins after the script's end, when its last version was sent; train "

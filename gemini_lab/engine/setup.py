@@ -45,6 +45,7 @@ from gemini_lab.settings import LOGGED_RANKS, SCHEDULED, Settings
 from gemini_lab.shard.layout import ShardLayout, fingerprint_of
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import absolute_url, persistent_tier
+from gemini_lab.transfer.device_queues import pin_on
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.replicator import Replicator
 
@@ -195,6 +196,7 @@ def ready_engine(
     group = CheckpointGroup(session.store, rank=start.rank, world_size=start.seats.world_size)
     seats = _placed(start.seats, state, settings, group)
     memory = _lay_out(session, state, seats, settings, group)
+    pin_on(state.framework.device, memory.slab.memory)  # before a version is read from it
     if is_first and resumes_elsewhere(start.order, settings):
         session.wait_for_fence()
     place = RestoreContext(

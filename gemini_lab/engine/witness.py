@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gemini_lab.engine.contract import Engine, Protected
 from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.frameworks.pipeline_stages import is_trial
-from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
+from gemini_lab.engine.frameworks.stepping import StepHook, hook_step, uncompiled
 from gemini_lab.engine.frameworks.tensors import feed, own_part
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer
 from gemini_lab.engine.frameworks.zero import Partitions, is_unsharded, partitions_of
@@ -158,6 +158,7 @@ class Witness:
     def watch_evaluations(self) -> None:
         """Record passes without gradients, of the model as a whole or of the one inside DDP."""
 
+        @uncompiled
         def before_forward(*_: object) -> None:
             if not torch.is_grad_enabled() and self.version and not is_trial():
                 self.reach("evaluation")

@@ -13,7 +13,7 @@ from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.settings import SCHEDULED, Settings
 from gemini_lab.transfer.collective_calls import DeviceClock, WallClock
 from gemini_lab.transfer.comm_hook import CommHook
-from gemini_lab.transfer.device_queues import CudaQueues, pin, require_current
+from gemini_lab.transfer.device_queues import CudaQueues
 from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer, own_link
@@ -59,7 +59,7 @@ def open_replicator(
         ConfigError: It is a GPU, and not the current one.
     """
     on_device = device.type == "cuda"
-    wire = _open_wire(settings, group, slab, link=link, device=device)
+    wire = _open_wire(settings, group, link=link, device=device)
     is_scheduled = settings.scheme in SCHEDULED
     planner = OnlinePlanner(
         world_size=group.world_size if is_scheduled else 1,
@@ -100,7 +100,6 @@ def open_replicator(
 def _open_wire(
     settings: Settings,
     group: CheckpointGroup,
-    slab: Slab,
     *,
     link: LinkBucket | None,
     device: torch.device,
@@ -108,8 +107,6 @@ def _open_wire(
     """Return the wire of versions; with a GPU, all ranks call this together."""
     lanes = None
     if device.type == "cuda":
-        require_current(device, torch.cuda.current_device())
-        pin(slab.memory)
         # A NCCL communicator takes hundreds of MiB of device memory, so none is made in vain.
         is_sent = settings.replicas > 1 and settings.scheme in SCHEDULED
         # Any: PyTorch 2.14 types what ranks outside of a group get as well, and none is outside.

@@ -178,6 +178,18 @@ def require_one_device(tensors: Iterable[torch.Tensor], device: torch.device) ->
         )
 
 
+def pin_on(device: torch.device, memory: Bytes) -> None:
+    """Pin a slab's memory if the worker's tensors are on a GPU: all copies to and from it are fast.
+
+    Raises:
+        ConfigError: They are on another GPU than the current one.
+        CapacityError: CUDA refuses to pin.
+    """
+    if device.type == "cuda":
+        require_current(device, torch.cuda.current_device())
+        pin(memory)
+
+
 def pin(memory: Bytes) -> None:
     """Lock mapped memory, such as a slab's, so that the GPU copies into it by itself.
 

@@ -2,33 +2,36 @@
 
 import ctypes
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import torch
 
 from gemini_lab.memory.slab import WriteBuffer, chunk_digest
-from gemini_lab.memory.slab_form import Bytes, ChunkDigest
+from gemini_lab.memory.slab_form import ChunkDigest
 from gemini_lab.transfer.device_queues import Lanes, Mark
 from gemini_lab.transfer.version import OutgoingVersion
+from gemini_lab.units import MIB
 
 CACHED_BYTES: Final = 2**20
 """What is copied at a time, so that its checksum finds it in the core's cache."""
-_AHEAD: Final = 2
-"""Chunks that a device's lane is given before the first of them has come."""
-_SEALERS: Final = 4
-"""Threads that seal what a device copied: its bus is faster than the checksums of one thread."""
+SPAN_BYTES: Final = 32 * MIB
+"""What a device copies at a time: on an H200 within 1 % of the bus's rate, and 4 MiB within 3 %."""
+_SEALERS: Final = 8
+"""Threads that seal what a device copied. On an H200's host one seals 6 GB/s, four 21 GB/s, eight
+37 GB/s, and the bus brings 55 GB/s."""
 
 
 class LocalCopy:
     """Fills a rank's own buffer from live tensors, chunk by chunk, and seals each chunk.
 
+    A device copies everything by its local lane as soon as it is told to, so that training waits
+    for the bus and not for checksums; threads of this copy's own seal what has come.
+
     Args:
-        lanes: The device's, if the tensors are on one; the next chunk is then copied by its local
-            lane while threads of this copy's own seal those before.
-        may_go_on: Called before each chunk; raises where the copy is to be broken off.
+        lanes: The device's, if the tensors are on one.
+        may_go_on: Called before each chunk; raises if the copy is to be broken off.
 
     Attributes:
         elapsed_s: Seconds spent so far.
@@ -49,9 +52,29 @@ class LocalCopy:
         self._chunk_bytes = own.chunk(0).nbytes
         self._lanes = lanes
         self._may_go_on = may_go_on
-        self._filled: deque[tuple[Bytes, Mark]] = deque()  # chunks, each with its lane's mark
         self._next_piece = 0
-        self._done = 0
+        self._done = 0  # chunks, or a device's spans of chunks
+        self._in_span = max(1, SPAN_BYTES // self._chunk_bytes)
+        self._seals: list[Future[None]] = []  # of a device's spans
+        self._sealers: ThreadPoolExecutor | None = None
+        self._last: Mark | None = None
+
+    def begin(self) -> None:
+        """Have a device copy everything, in the background; in CPU memory nothing happens yet."""
+        if self._lanes is None or self._sealers is not None:
+            return
+        self._sealers = ThreadPoolExecutor(
+            _SEALERS, "gemini-seal", initializer=self._lanes.enter_thread
+        )
+        count = -(-self.payload_bytes // self._chunk_bytes)
+        for first in range(0, count, self._in_span):
+            self._may_go_on()
+            span = range(first, min(first + self._in_span, count))
+            start, end = span.start * self._chunk_bytes, span.stop * self._chunk_bytes
+            room = self._own.data[start : min(end, self.payload_bytes)]
+            self._fill(torch.from_numpy(room), start)
+            self._last = self._lanes.mark("local")
+            self._seals.append(self._sealers.submit(self._seal, span, self._lanes, self._last))
 
     def up_to(self, end_bytes: int) -> None:
         """Copy and seal what is missing of the first `end_bytes` of the payload."""
@@ -63,12 +86,20 @@ class LocalCopy:
                 self._copy_sealed(self._done)
                 self._done += 1
         else:
-            # xxhash releases the GIL, so that threads seal in parallel.
-            with ThreadPoolExecutor(_SEALERS, thread_name_prefix="gemini-seal") as sealers:
-                seals = [sealers.submit(self._seal, *one) for one in self._arrived(last)]
-            for seal in seals:
-                seal.result()
+            self.begin()
+            while self._done * self._in_span < last:
+                self._may_go_on()
+                self._seals[self._done].result()
+                self._done += 1
         self.elapsed_s += time.perf_counter() - started_s
+
+    def close(self) -> None:
+        """Break off what is under way; afterwards nothing of this writes to the slab."""
+        if self._lanes is None or self._sealers is None:
+            return
+        self._sealers.shutdown(cancel_futures=True)
+        if self._last is not None:
+            self._lanes.finish(self._last)
 
     def _copy_sealed(self, number: int) -> None:
         """Fill a chunk from this machine's memory, and seal it on the way."""
@@ -81,29 +112,13 @@ class LocalCopy:
             digest.update(part)
         self._own.seal_chunk(number, digest.value)
 
-    def _arrived(self, last: int) -> Iterator[tuple[int, Bytes]]:
-        """Yield the missing chunks before number `last`, each once a lane has copied it."""
-        assert self._lanes is not None
-        while self._done < last:
-            self._may_go_on()
-            while self._done + len(self._filled) < min(last, self._done + _AHEAD):
-                self._filled.append(self._begin(self._done + len(self._filled)))
-            chunk, mark = self._filled[0]
-            self._lanes.finish(mark)
-            self._filled.popleft()
-            self._done += 1
-            yield self._done - 1, chunk
-
-    def _seal(self, number: int, chunk: Bytes) -> None:
-        self._own.seal_chunk(number, chunk_digest(chunk))
-
-    def _begin(self, number: int) -> tuple[Bytes, Mark]:
-        """Queue the copy of a chunk in a lane; the returned mark says when it is done."""
-        assert self._lanes is not None
-        start = number * self._chunk_bytes
-        chunk = self._own.chunk(number)[: self.payload_bytes - start]
-        self._fill(torch.from_numpy(chunk), start)
-        return chunk, self._lanes.mark("local")
+    def _seal(self, span: range, lanes: Lanes, mark: Mark) -> None:
+        """Seal chunks, once the lane has copied them; xxhash releases the GIL meanwhile."""
+        lanes.finish(mark)
+        for number in span:
+            start = number * self._chunk_bytes
+            chunk = self._own.chunk(number)[: self.payload_bytes - start]
+            self._own.seal_chunk(number, chunk_digest(chunk))
 
     def _fill(self, room: torch.Tensor, start: int) -> None:
         """Fill `room` with the payload's bytes from `start` on."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
@@ -376,7 +376,9 @@ class Replicator:
             local = LocalCopy(
                 version, buffers.own, lanes=self._wire.lanes, may_go_on=group.require_whole
             )
-            carried = self._carry(version, local, buffers, moment)
+            with closing(local):
+                local.begin()
+                carried = self._carry(version, local, buffers, moment)
             carried_s = time.perf_counter()
             is_carried.set_result(None)
             if let_exist is not None:

@@ -2,17 +2,21 @@
 
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nested import nested_tensor
 
+from gemini_lab.engine import iteration_log
 from gemini_lab.engine.frameworks.tensors import tensor_sum
-from gemini_lab.engine.iteration_log import BatchChecksum, random_checksums
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.iteration_log import BatchChecksum, random_checksums, watch_inputs
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool)
 
@@ -159,3 +163,28 @@ def test_the_sum_for_gpus_sees_every_element_and_their_order(dtype, size):
 def test_the_sum_for_gpus_is_that_of_a_view_at_any_offset():
     data = torch.arange(100, dtype=torch.int32)
     assert int(tensor_sum(data[1:])) == int(tensor_sum(data[1:].clone()))
+
+
+@pytest.mark.usefixtures("group")
+def test_a_hook_is_not_compiled_with_a_model_that_a_script_compiles(monkeypatch):
+    """On a GPU the compiler refused its whole numbers, and a script that was right failed."""
+    monkeypatch.setattr(iteration_log, "_is_elsewhere", lambda _: True)  # as on a GPU
+    monkeypatch.setattr(iteration_log, "_to_host", lambda sums: sums)
+    monkeypatch.setattr(iteration_log, "_arrival", lambda: None)
+    made = []
+
+    def backend(graph, _inputs):
+        made.append(graph)
+        return graph
+
+    model = nn.Linear(6, 1)
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    begun = []
+    iterations = SimpleNamespace(begin_with=lambda number, make: begun.append((number, make())))
+    watch_inputs(engine, iterations)
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(3):
+        compiled(torch.ones(4, 6)).sum().backward()
+        engine.optimizer.step()
+    assert [number for number, _ in begun] == [1, 2, 3]
+    assert len(made) == 1, [graph.code for graph in made]

@@ -2,6 +2,7 @@
 
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.random_states import random_states
+from gemini_lab.engine.state import rehearsal
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.errors import UnsupportedError
@@ -330,3 +332,19 @@ def test_gradients_of_several_micro_batches_that_are_offloaded_are_refused(serve
     case = {"stage": 3, "optimizer": "Adam", "accumulation": 2, "zero": zero, **block}
     with pytest.raises(RuntimeError, match="keep_gradients does not go with an offload and 2 mic"):
         server.run(tmp_path, case=case, seed=1)
+
+
+def test_what_is_another_one_is_found_at_its_place_whatever_is_compared_at_a_time(monkeypatch):
+    monkeypatch.setattr(rehearsal, "COMPARED_BYTES", 8)
+    then = torch.arange(40, dtype=torch.uint8)
+    pieces = [(0, then[:20].clone().view(torch.float32)), (20, then[20:].clone().view(torch.int16))]
+    layout = SimpleNamespace(pieces=())
+    rehearsal.require_put_back(then, layout, pieces)
+    at = []
+    monkeypatch.setattr(rehearsal, "_at", lambda _, offset: at.append(offset) or "it")
+    for place in (0, 7, 8, 19, 20, 39):
+        other = then.clone()
+        other[place] += 1
+        with pytest.raises(UnsupportedError, match="it is not what was put back there"):
+            rehearsal.require_put_back(other, layout, pieces)
+    assert at == [0, 7, 8, 19, 20, 39]

@@ -15,7 +15,7 @@ from gemini_lab.engine.iteration_log import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.script_loops import MOST_LEFT_OUT, Pass
 from gemini_lab.engine.unsaved_state import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 
@@ -315,6 +315,16 @@ class Training:
         told = [*self.told]
         self.told.clear()
         return told
+
+
+def test_an_update_that_a_cuda_graph_captures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its replays would write the weights unseen, while a version of them is copied."""
+    training = Training()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(UnsupportedError, match="captured in a CUDA graph.*outside of the graph"):
+        for _ in training.protection.steps(1):
+            training.update()
 
 
 def test_training_holds_at_the_top_of_its_loop_until_its_user_lets_it_pass(

@@ -6,6 +6,8 @@ what may hang a GPU; it is an error here.
 """
 
 import random
+import threading
+import time
 from collections import deque
 
 import torch
@@ -105,6 +107,9 @@ class FakeLanes:
         self.devices, self.rank = devices, rank
         self.rooms: list[torch.Tensor] = []
 
+    def enter_thread(self) -> None:
+        pass
+
     def room(self, size_bytes: int) -> torch.Tensor:
         self.rooms.append(torch.empty(size_bytes, dtype=torch.uint8))
         return self.rooms[-1]
@@ -126,6 +131,11 @@ class FakeLanes:
         self.follow(lane, self.mark("training") if work is None else work)
 
     def finish(self, mark) -> None:
+        """Wait on a thread that seals; the test's own, which moves all lanes, asks again later."""
+        is_own = threading.current_thread() is threading.main_thread()
+        ends_s = time.monotonic() + 60
+        while not is_own and not self.devices.reached(mark) and time.monotonic() < ends_s:
+            time.sleep(0.0002)
         if not self.devices.reached(mark):
             raise NotYetError
 

@@ -80,12 +80,17 @@ class Rank:
                 self.lanes.compute(lambda: None)
             self.route.before_update()
             local = LocalCopy(version, buffers.own, lanes=self.lanes)
+            local.begin()
+            copied = self.lanes.mark("local")
+            while not self.devices.reached(copied):  # else the threads that seal it would wait
+                yield
             while True:
                 try:
                     self.sent = self.route.exchange(local, buffers, self.sizes)
                     break
                 except NotYetError:
                     yield
+            local.close()
             for shard, buffer in {self.rank: buffers.own, **buffers.incoming}.items():
                 expected = payload(self, number, shard)
                 assert bytes(buffer.data[: len(expected)]) == bytes(expected.numpy())

@@ -348,11 +348,11 @@ def health(rig: Rig) -> Iterator[Row]:
 # -- all of them -----------------------------------------------------------------------------------
 
 STEPS: Final[dict[str, tuple[Callable[[Rig], Iterator[Row]], float]]] = {
-    "register": (register, 70.0),
-    "copies": (copies, 90.0),
+    "register": (register, 80.0),
+    "copies": (copies, 100.0),
     "overhead": (overhead, 150.0),
     "restart": (restart, 160.0),
-    "two workers": (two_workers, 100.0),
+    "two workers": (two_workers, 80.0),
     "health": (health, 30.0),
 }
 """What each step does, and the seconds that it may take: ten minutes in all."""

@@ -7,7 +7,7 @@ are accumulated, a scaler leaves updates out, an environment is played.
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -24,6 +24,21 @@ def next_step_updates(engine: ZeroEngine) -> bool:
     for the last of them alone), or leaves it to the caller: then each call is an update.
     """
     return not engine.managed_gradient_accumulation() or engine.is_gradient_accumulation_boundary()
+
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def uncompiled(hook: Hook) -> Hook:
+    """Keep `torch.compile` out of a hook in a model or an optimizer that a script compiles.
+
+    Every hook that we install goes through this. A compiled one would run while it is traced, and
+    be traced again with each iteration's number.
+
+    Called after an optimizer was made, which has imported the compiler: that takes a second.
+    """
+    left: Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return left
 
 
 class StepHook(Protocol):
@@ -84,6 +99,7 @@ def hook_step(
     # An evaluation before a version leaves its mode to the start that restores that version.
     modes = {True, module.training}
 
+    @uncompiled
     def begin_forward(*_: object) -> None:
         if torch.is_grad_enabled() and module.training in modes:
             hook.begin_forward()
@@ -145,7 +161,7 @@ class UpdateWatch:
         self._is_explained = True  # what has changed since the loop's last top
         self._in_a_row = 0
         self._counts: list[int] = []
-        self._hook: Any = register_optimizer_step_post_hook(self._see)
+        self._hook: Any = register_optimizer_step_post_hook(uncompiled(self._see))
 
     def begin_update(self) -> None:
         """Count what other optimizers do from here on as a part of the protected one's update."""

@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from gemini_lab.engine.contract import Engine
 from gemini_lab.engine.frameworks.pipeline_stages import StageTrials, is_trial
-from gemini_lab.engine.frameworks.stepping import StepHook
+from gemini_lab.engine.frameworks.stepping import StepHook, uncompiled
 from gemini_lab.engine.frameworks.tensors import is_dtensor, is_fsdp1, is_fsdp2
 from gemini_lab.engine.private_names import require, require_known
 from gemini_lab.engine.rank_agreement import rank_and_world_size
@@ -33,15 +33,6 @@ _WRAPPED: Final = 4  # optimizers around one another that are looked into
 
 def _nothing() -> None:
     """Nobody listens."""
-
-
-def _uncompiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Keep `torch.compile` from compiling a function, also in a compiled model or step.
-
-    Called where there is an optimizer, which has imported the compiler: it takes a second.
-    """
-    left: Callable[..., None] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return left
 
 
 class TorchEngine:
@@ -103,8 +94,8 @@ class TorchEngine:
         self._updates = True
         self._stepped = set[int]()  # optimizers, in the update under way
         for each in optimizers:
-            each.register_step_pre_hook(_uncompiled(self._enter))
-            each.register_step_post_hook(_uncompiled(self._leave))
+            each.register_step_pre_hook(uncompiled(self._enter))
+            each.register_step_post_hook(uncompiled(self._leave))
 
     @property
     def device(self) -> torch.device:
@@ -217,7 +208,7 @@ def hook_optimizer(
     # An evaluation before a version leaves its mode to the start that restores that version.
     modes = {True, *(model.training for model in models)}
 
-    @_uncompiled
+    @uncompiled
     def begin_forward(model: nn.Module, *_: object) -> None:
         if torch.is_grad_enabled() and model.training in modes and not is_trial():
             hook.begin_forward()

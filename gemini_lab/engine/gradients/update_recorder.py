@@ -10,6 +10,7 @@ from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
+from gemini_lab.engine.frameworks.stepping import uncompiled
 from gemini_lab.engine.frameworks.zero_updates import narrowed
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.memory.room import Room
@@ -177,7 +178,7 @@ class UpdateRecorder:
         self._powers_since = 0
         self.kind = type(optimizer).__name__
         self.is_on = True
-        optimizer.register_step_pre_hook(self._see)
+        optimizer.register_step_pre_hook(uncompiled(self._see))
 
     def take(self, version: int, small: bytes) -> Bytes | None:
         """Return the step that made `version`; `None` if not exactly one did."""

@@ -13,6 +13,7 @@ import torch
 
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.optimizer_state import local_part
+from gemini_lab.engine.frameworks.stepping import uncompiled
 from gemini_lab.recovery.messages import Flawed
 
 _WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -46,10 +47,10 @@ class Flaw:
                 weight.register_hook(self._in_gradient)
             case "activation":
                 layers = [one for one in framework.module.modules() if _is_layer(one)]
-                chosen.choice(layers).register_forward_hook(self._in_activation)
+                chosen.choice(layers).register_forward_hook(uncompiled(self._in_activation))
             case "optimizer":
                 optimizer: Any = framework.optimizer
-                handle = optimizer.register_step_post_hook(self)
+                handle = optimizer.register_step_post_hook(uncompiled(self.__call__))
                 # torch runs hooks in order of registration; the flaw strikes before others look.
                 optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # noqa: SLF001
 

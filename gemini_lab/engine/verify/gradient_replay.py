@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gemini_lab.engine.contract import StateDict
 from gemini_lab.engine.frameworks.framework import Framework
+from gemini_lab.engine.frameworks.stepping import uncompiled
 from gemini_lab.engine.frameworks.tensors import feed
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.errors import UnsupportedError
@@ -110,8 +111,10 @@ class CallRecorder:
         self._is_on = False
         self.was_called = False
         module = framework.module
-        module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
-        module.register_forward_hook(self._after_forward)
+        module.register_forward_pre_hook(
+            uncompiled(self._before_forward), prepend=True, with_kwargs=True
+        )
+        module.register_forward_hook(uncompiled(self._after_forward))
 
     def begin(self) -> None:
         """Record from the next call of the model on."""

@@ -16,6 +16,7 @@ import xxhash
 from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.optimizer_state import local_part, own_values
+from gemini_lab.engine.frameworks.stepping import uncompiled
 from gemini_lab.engine.frameworks.tensors import feed
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.engine.verify.flaws import Flaw
@@ -51,7 +52,7 @@ class StepRecorder:
         self._optimizer = framework.optimizer
         self._steps: list[ReplayedStep] = []
         self._is_on = False
-        self._optimizer.register_step_pre_hook(self._before_step)
+        self._optimizer.register_step_pre_hook(uncompiled(self._before_step))
 
     def begin(self) -> None:
         self._is_on, self._steps = True, []
