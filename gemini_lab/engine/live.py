@@ -330,7 +330,8 @@ class LiveProtection:
             ConfigError: The script has ended.
             UnsupportedError: The update is being captured in a CUDA graph.
         """
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if in_use and torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(_CAPTURED)
         if self._loops.state is LoopState.FINISHED:
             raise ConfigError(

@@ -322,7 +322,7 @@ def test_an_update_that_a_cuda_graph_captures_is_refused(monkeypatch: pytest.Mon
     training = Training()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(UnsupportedError, match="captured in a CUDA graph.*outside of the graph"):
+    with pytest.raises(UnsupportedError, match=r"captured in a CUDA graph.*outside of the graph"):
         for _ in training.protection.steps(1):
             training.update()
 
