@@ -60,7 +60,7 @@ class LocalCopy:
         self._last: Mark | None = None
 
     def begin(self) -> None:
-        """Have a device copy everything, in the background; in CPU memory nothing happens yet."""
+        """Begin to copy everything if it lies on a device; in CPU memory do nothing yet."""
         if self._lanes is None or self._sealers is not None:
             return
         self._sealers = ThreadPoolExecutor(
