@@ -245,9 +245,9 @@ def _table(text: str, columns: int) -> Iterator[list[str]]:
 
 COPIED_BYTES: Final = 64 * 2**20
 WRITTEN_BYTES: Final = 8 * 2**20
-MEMORY_BYTES_PER_S: Final = 2**30
+LEAST_MEMORY_SPEED: Final = 2**30  # bytes/s
 """A machine whose memory is slower than this does not train; others reach five times as much."""
-DISK_BYTES_PER_S: Final = 4 * 2**20
+LEAST_DISK_SPEED: Final = 4 * 2**20  # bytes/s
 
 
 class FirstLook:
@@ -280,11 +280,11 @@ class FirstLook:
         copy[:] = 0  # so that the kernel gives its pages now
         # A busy machine is no slow one: only the time on a processor counts.
         took_s = self._took_s(self._computed_s, lambda: np.copyto(copy, source))
-        if MEMORY_BYTES_PER_S * took_s > COPIED_BYTES:
+        if LEAST_MEMORY_SPEED * took_s > COPIED_BYTES:
             yield MachineFault("slow_memory", _speed(COPIED_BYTES, took_s))
         with suppress(OSError), tempfile.TemporaryFile(dir=self._folder) as file:
             took_s = self._took_s(self._passed_s, lambda: _write_through(file))
-            if DISK_BYTES_PER_S * took_s > WRITTEN_BYTES:
+            if LEAST_DISK_SPEED * took_s > WRITTEN_BYTES:
                 yield MachineFault("slow_disk", _speed(WRITTEN_BYTES, took_s))
 
     @staticmethod
