@@ -323,7 +323,7 @@ def in_order(nodes: Iterable[str]) -> list[str]:
     return sorted(nodes, key=lambda name: (len(name), name))
 
 
-def listed(names: Sequence[object], *, most: int = 8) -> str:
-    """Names for a person: all of a few, the first of many and how many more there are."""
-    told = ", ".join(map(str, names[:most]))
+def listed(names: Sequence[object], comma: str = ", ", *, most: int = 8) -> str:
+    """Return names for users: all of a few, the first of many and how many more there are."""
+    told = comma.join(map(str, names[:most]))
     return told if len(names) <= most else f"{told} and {len(names) - most} more"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gemini_lab.recovery.messages import End, EndReached
+from gemini_lab.seats import listed
 
 WAYS: Final[dict[End, str]] = {
     "data": "has no batch left",
@@ -20,7 +21,6 @@ WAYS: Final[dict[End, str]] = {
     "loop": "has left its loop",
     "script": "has ended its script",
 }
-LISTED: Final = 8
 WAY_OUT: Final = (
     "have every rank do the same number of iterations: as many batches for each (drop_last=True, a "
     "DistributedSampler), and decide together where a loop or the script ends"
@@ -170,9 +170,3 @@ class RankEnds:
         count = f"{done} iteration{'s' * (done != 1)}"
         is_in = f"is in iteration {number}" if number > done else f"has done {count}"
         return f"rank {rank} {is_in}" + (f" ({place})" if place else "")
-
-
-def listed(names: Sequence[str], comma: str = ", ") -> str:
-    """Return the first few of these, and how many more there are."""
-    more = len(names) - LISTED
-    return comma.join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from gemini_lab.recovery.ends import Places, listed
+from gemini_lab.recovery.ends import Places
 from gemini_lab.recovery.messages import Doing, Entered, WorkerPulse
+from gemini_lab.seats import listed
 
 STILL_S: Final = 3.0
 """Who is still for less gets on, as far as anybody is told."""

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gemini_lab.log import events
-from gemini_lab.profiler.slow_ranks import Slowness
 from gemini_lab.recovery.guard import LOSS
 from gemini_lab.recovery.messages import DamagedCopy, Inventory
 from gemini_lab.recovery.plan import RecoveryPlan
@@ -121,21 +120,6 @@ def loss_event(
 def not_finite_reason(told: events.LossNotFinite) -> str:
     """Return why a run ends that has to stop at a loss that is not finite."""
     return f'{told} (the run ends here as "on_not_finite": "stop" says)'
-
-
-def slow_event(one: Slowness, *, node: str, epoch: int) -> events.RankSlow:
-    """Return the event that a rank became slow, or is no longer."""
-    return events.RankSlow(
-        rank=one.rank,
-        epoch=epoch,
-        name=node,
-        iteration=one.iteration,
-        work_s=one.work_s,
-        others_s=one.others_s,
-        duration_s=one.duration_s,
-        behind=one.behind,
-        is_over=one.is_over,
-    )
 
 
 def divergence_reason(diverged: events.Diverged) -> str:

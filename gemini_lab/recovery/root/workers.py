@@ -1,7 +1,7 @@
 """The workers of a run, while they start and train: reports, failures and hangs."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from gemini_lab.log import events
 from gemini_lab.recovery.discarded_versions import disown, left_of
@@ -21,7 +21,6 @@ from gemini_lab.recovery.log_events import (
     divergence_reason,
     loss_event,
     not_finite_reason,
-    slow_event,
 )
 from gemini_lab.recovery.messages import (
     AllLive,
@@ -156,7 +155,7 @@ class Workers:
         told = slow.take(said.rank, said.iteration, work_s=said.work_s, duration_s=said.duration_s)
         for one in told:
             node = self.run.state.seats.node_of(one.rank)
-            yield Emit(event=slow_event(one, node=node, epoch=self.run.state.epoch))
+            yield Emit(event=events.RankSlow(epoch=self.run.state.epoch, name=node, **asdict(one)))
             # A rank that is slow on another machine, too, has more work: that machine is well.
             is_first = one.rank not in self._drained_for
             wants_drain = self.run.state.read_settings().on_slow == "drain"
