@@ -65,6 +65,13 @@ def test_a_restored_job_goes_on_with_the_numbers_of_one_that_never_stopped(run, 
         assert before["remarks"] == after["remarks"] == []
 
 
+def test_a_loader_on_one_rank_alone_is_refused_by_all_in_a_loop_over_epochs(run):
+    """There the loader tells where an iteration ends: the others would wait elsewhere."""
+    with pytest.raises(RuntimeError) as caught:
+        run(case={"parallel": "DDP", "optimizer": "SGD", "ranks": 2, "alone": True})
+    assert str(caught.value).count("UnsupportedError: only some ranks handed loaders") == 2 * 2
+
+
 @pytest.fixture(scope="module")
 def found(server, tmp_path_factory):
     """What the ranks of a job found, by how they share its model."""

@@ -388,7 +388,7 @@ class Job:
         engine = as_engine(None, model=self.model, optimizer=self.optimizer, settings=None, step=0)
         script = gather(
             engine,
-            data=self.loader,
+            data=() if self.case.get("alone") and dist.get_rank() else self.loader,
             client_state=None,
             also=with_schedule({"scaler": self.scaler, **self.beside()}, self.schedule),
             remark=self.remarks.append,
@@ -428,6 +428,8 @@ class Job:
 
     def train(self):
         accumulate = self.case.get("accumulation", 1)
+        if self.case.get("alone"):
+            next(self.protection.epochs(1))
         batches, until_broken = self.batches(), self.case.get("break_ranks", 0)
         for step in self.protection.steps(STEPS):
             self.optimizer.zero_grad()
