@@ -174,7 +174,9 @@ def require_data_parallel(accelerator: Accelerator) -> None:
         if size > 1:
             raise UnsupportedError(
                 f"the Accelerator's parallelism_config has {name}={size}, and ranks that share a "
-                "sequence or a layer are untried; use dp_replicate_size and dp_shard_size alone"
+                "sequence or a layer are untried through Accelerate; use dp_replicate_size and "
+                "dp_shard_size alone, or write the loop without it, with gemini_lab.protect("
+                "model=model, optimizer=optimizer), which keeps a model that a mesh cuts"
             )
 
 

@@ -191,3 +191,35 @@ def main() -> None:
     assert {*values_of(quiet)[0, 1]} >= {"loss", "digest", "named"}
     assert values_of(run) == values_of(quiet)
     assert run.report().losses_match(quiet.report())
+
+
+UNLIKE = """
+import torch
+import torch.distributed as dist
+import gemini_lab
+
+dist.init_process_group("gloo")
+size = 1024 if dist.get_rank() < 2 else 16
+model = torch.nn.Linear(size, size)
+optimizer = torch.optim.AdamW(model.parameters())
+protected = gemini_lab.protect(model=model, optimizer=optimizer, data=())
+for step in protected.steps(8):
+    loss = model(torch.randn(1, size)).square().mean()
+    loss.backward()
+    protected.log(loss=loss.item())
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.barrier()
+"""
+
+
+def test_a_node_with_a_large_shard_has_its_copy_on_one_with_a_small_shard(lab, script):
+    job = Job(script=str(script(UNLIKE)))
+    scenario = Scenario().add(NodeLoss("rank-1"), iteration=4)
+    run = lab.train(job, scenario=scenario, persistent_url=None).wait(200)
+    told = [one.event for one in read_log(run.log) if one.kind == "protected"]
+    placements = [one.placement for one in told if one.rank == 0 and one.placement is not None]
+    assert placements
+    assert {one.groups for one in placements} == {((0, 2), (1, 3))}
+    (recovery,) = run.report().recoveries
+    assert recovery.tier == "memory"

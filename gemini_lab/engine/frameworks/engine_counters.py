@@ -6,8 +6,10 @@ from typing import Final
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.engine.contract import StateDict, StateView
+from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.optimizer_state import require_both
 from gemini_lab.engine.frameworks.resize_state import Heir
+from gemini_lab.engine.frameworks.zero import place_of, unevenness
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 
@@ -21,37 +23,39 @@ _OF_PIPELINE: Final = "micro_offset"
 """A count in a PipelineModule, by which it seeds layers; other models have none."""
 
 
-class EngineCounters:
-    """The small state of a DeepSpeed engine, whatever its ZeRO stage."""
+class CountedEngine(Framework):
+    """A DeepSpeed engine's small state, whatever its ZeRO stage; a view of one begins with it."""
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
-        self._engine = engine  # DeepSpeed's own: far more of it is read than it declares
+        super().__init__(engine)
+        self.count(engine)
+
+    def count(self, engine: DeepSpeedEngine) -> None:
+        """Read what the engine counts from here on."""
+        self.engine = self._deepspeed = engine  # far more of it is read than it declares
+        self.uneven, self.is_pipelined = unevenness(engine), bool(engine.pipeline_parallelism)
         self._first_sizes = self._sizes()
         self._updated_at: int | None = None  # micro-batches that were done after the newest update
 
+    @property
+    def place(self) -> str:
+        return place_of(self._deepspeed)
+
     def settings(self) -> Mapping[str, SettingValue]:
-        """Return the `"gemini"` block of the engine's configuration."""
         # DeepSpeed keeps the blocks that it does not know only in the raw configuration.
-        config = self._engine._config  # noqa: SLF001
+        config = self._deepspeed._config  # noqa: SLF001
         block: Mapping[str, SettingValue] = config._param_dict.get("gemini", {})  # noqa: SLF001
         return block
 
-    @property
-    def batch(self) -> int:
-        """Return samples of all ranks that make one update."""
-        return int(self._engine.train_batch_size())
+    def batch(self) -> int | None:
+        return int(self._deepspeed.train_batch_size())
 
     def note_update(self) -> None:
         """Note how many micro-batches are done, after an update."""
-        self._updated_at = self._engine.micro_steps
+        self._updated_at = self._deepspeed.micro_steps
 
     def require_boundary(self) -> None:
-        """Refuse to capture a version in the middle of gradient accumulation.
-
-        Raises:
-            UnsupportedError: It is.
-        """
-        engine = self._engine
+        engine = self._deepspeed
         if not engine.managed_gradient_accumulation():
             return
         # Who tells the engine of boundaries calls its step there alone: so it counts updates.
@@ -69,42 +73,34 @@ class EngineCounters:
             )
 
     def capture(self) -> StateDict:
-        """Return counters, sizes and the schedule, for the codec."""
-        scheduler = self._engine.lr_scheduler
+        scheduler = self._deepspeed.lr_scheduler
         return {
-            "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
+            "counters": {name: getattr(self._deepspeed, name) for name in _COUNTERS},
             "sizes": dict(self._sizes().items() - self._first_sizes.items()),
             "scheduler": None if scheduler is None else dict(scheduler.state_dict()),
-            _OF_PIPELINE: getattr(self._engine.module, _OF_PIPELINE, None),
+            _OF_PIPELINE: getattr(self._deepspeed.module, _OF_PIPELINE, None),
         }
 
     def restore(self, small: StateView) -> None:
-        """Put back what `capture` gave."""
-        if self._engine.lr_scheduler is not None:
-            self._engine.lr_scheduler.load_state_dict(small["scheduler"])
+        if self._deepspeed.lr_scheduler is not None:
+            self._deepspeed.lr_scheduler.load_state_dict(small["scheduler"])
         for name in _COUNTERS:
-            setattr(self._engine, name, small["counters"][name])
+            setattr(self._deepspeed, name, small["counters"][name])
         if small[_OF_PIPELINE] is not None:
-            setattr(self._engine.module, _OF_PIPELINE, small[_OF_PIPELINE])
+            setattr(self._deepspeed.module, _OF_PIPELINE, small[_OF_PIPELINE])
         self.note_update()
         for name, size in {**self._first_sizes, **small.get("sizes", {})}.items():
             # `set_train_batch_size` divides by the old sizes, and may refuse on the way.
-            setattr(self._engine._config, name, size)  # noqa: SLF001
+            setattr(self._deepspeed._config, name, size)  # noqa: SLF001
 
     def require_fit(self, small: StateView) -> None:
-        """Refuse a version with a schedule if the engine has none, and the other way round.
-
-        Raises:
-            ConfigError: Only one of them has one.
-        """
         require_both(
             "a learning rate scheduler",
             stored=small["scheduler"],
-            current=self._engine.lr_scheduler,
+            current=self._deepspeed.lr_scheduler,
         )
 
     def recast(self, smalls: Sequence[StateView], heir: Heir) -> StateDict:
-        """Return what `capture` would give here, with the batch, from another world size's."""
         sizes = self._sizes_of(
             heir.shared([one.get("sizes", {}) for one in smalls], "a batch size"), heir.ranks
         )
@@ -112,13 +108,13 @@ class EngineCounters:
         return {
             "counters": self._counters(counters, {**self._first_sizes, **sizes}[_MICRO_BATCHES]),
             "sizes": sizes,
-            "batch": sizes.get(_BATCH, self.batch),
+            "batch": sizes.get(_BATCH, self.batch()),
             "scheduler": heir.shared([one["scheduler"] for one in smalls], "the schedule"),
             _OF_PIPELINE: None,
         }
 
     def _sizes(self) -> dict[str, int]:
-        return {name: getattr(self._engine._config, name) for name in _SIZES}  # noqa: SLF001
+        return {name: getattr(self._deepspeed._config, name) for name in _SIZES}  # noqa: SLF001
 
     def _sizes_of(self, sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
         """Return the sizes that a script set, for so many ranks; the batch stays, if it can."""
@@ -132,6 +128,6 @@ class EngineCounters:
 
     def _counters(self, counters: Mapping[str, int], micro_batches: int) -> dict[str, int]:
         """Return the counters of a version for another number of micro-batches."""
-        if not self._engine.managed_gradient_accumulation():
+        if not self._deepspeed.managed_gradient_accumulation():
             return dict(counters)
         return {**counters, "micro_steps": counters["global_steps"] * micro_batches}

@@ -214,7 +214,7 @@ class Framework(ABC):
 
     def obstacle(self) -> str:
         """Return why this process could not go on with other ranks, in words; empty if it can."""
-        return ""
+        return self.uneven if self.is_pipelined else ""  # a stage's first pass differs from others
 
     def begin_anew(self) -> None:  # noqa: B027 - most have nothing to do
         """Communicate from here on as an engine that was just made.

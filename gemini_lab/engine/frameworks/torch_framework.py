@@ -427,9 +427,8 @@ class TorchFramework(Framework):
     # -- going on with other ranks ---------------------------------------------------------------
 
     def obstacle(self) -> str:
-        if self.is_pipelined:
-            return self.uneven  # a stage's first pass differs from later ones
-        return next(filter(None, (order.obstacle for order in self._orders)), "")
+        others = (order.obstacle for order in self._orders)
+        return super().obstacle() or next(filter(None, others), "")
 
     def begin_anew(self) -> None:
         """Without gradients, and with DDP's buckets of the start."""

@@ -11,7 +11,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 from torch import nn
 
 from gemini_lab.engine.contract import StateDict, StateView
-from gemini_lab.engine.frameworks.engine_counters import EngineCounters
+from gemini_lab.engine.frameworks.engine_counters import CountedEngine
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
 from gemini_lab.engine.frameworks.optimizer_state import (
     beside_weights,
@@ -32,17 +32,14 @@ from gemini_lab.engine.frameworks.zero import (
     is_unsharded,
     order_checksum,
     partitions_of,
-    place_of,
     put_scalars,
     require_kept,
     scalars_of,
     state_form,
-    unevenness,
 )
 from gemini_lab.engine.frameworks.zero_updates import BetaPowers, OptimizerGroups, ScaleWatch
 from gemini_lab.engine.rank_agreement import JointOutcome
 from gemini_lab.errors import UnsupportedError
-from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partition_of
 
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
@@ -57,7 +54,7 @@ _TAKEN_AGAIN: Final = (
 )
 
 
-class ZeroFramework(Framework):
+class ZeroFramework(CountedEngine):
     """The state of a DeepSpeed engine, as its ZeRO stage cuts it.
 
     Raises:
@@ -65,13 +62,9 @@ class ZeroFramework(Framework):
     """
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
-        super().__init__(engine)
-        self._engine = engine  # DeepSpeed's own: far more of it is read than it declares
         self._partitions = partitions_of(engine)
-        self._counters = EngineCounters(engine)
+        super().__init__(engine)
         self.stage = int(engine.zero_optimization_stage())
-        self.uneven = unevenness(engine)
-        self.is_pipelined = bool(engine.pipeline_parallelism)
         masters, base = self._partitions.masters(), self._partitions.base
         self._state_forms = [
             state_form(base, self._partitions.group_of(number), master)
@@ -90,19 +83,12 @@ class ZeroFramework(Framework):
 
     @property
     def module(self) -> nn.Module:
-        module: nn.Module = self._engine.module
+        module: nn.Module = self._deepspeed.module
         return module
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self._partitions.base
-
-    @property
-    def place(self) -> str:
-        return place_of(self._engine)
-
-    def settings(self) -> Mapping[str, SettingValue]:
-        return self._counters.settings()
 
     def trained(self) -> Iterator[nn.Parameter]:
         return self._partitions.weights()
@@ -226,21 +212,12 @@ class ZeroFramework(Framework):
 
     # -- the small part --------------------------------------------------------------------------
 
-    def batch(self) -> int | None:
-        return self._counters.batch
-
-    def require_boundary(self) -> None:
-        self._counters.require_boundary()
-
     def capture(self) -> StateDict:
-        return {**self._counters.capture(), "optimizer": self._capture_optimizer()}
+        return {**super().capture(), "optimizer": self._capture_optimizer()}
 
     def restore(self, small: StateView) -> None:
         self._restore_optimizer(small["optimizer"])
-        self._counters.restore(small)
-
-    def require_fit(self, small: StateView) -> None:
-        self._counters.require_fit(small)
+        super().restore(small)
 
     def recast(self, smalls: Sequence[StateView], heir: Heir) -> StateDict:
         """Return the same; state of partitions is looked up again, as their number may differ."""
@@ -263,7 +240,7 @@ class ZeroFramework(Framework):
             for partition, name, _ in self._slots
         ]
         return {
-            **self._counters.recast(smalls, heir),
+            **super().recast(smalls, heir),
             "optimizer": {**heir.shared(common, "the optimizer's state"), "scalars": scalars},
             "present": present,
         }
@@ -334,9 +311,6 @@ class ZeroFramework(Framework):
     def _coordinator(self) -> PartitionedParameterCoordinator:
         return self._partitions.zero.parameter_offload.get_param_coordinator()
 
-    def obstacle(self) -> str:
-        return self.uneven if self.is_pipelined else ""  # a stage first tells what it will send
-
     # -- the boundaries --------------------------------------------------------------------------
 
     def notices(self) -> Sequence[str]:
@@ -351,10 +325,10 @@ class ZeroFramework(Framework):
                 arrive = partial(self._note_arrival, names[id(weight)])
                 handles.append(weight.register_post_accumulate_grad_hook(arrive))
         unhook = hook_step(
-            self._engine,
+            self._deepspeed,
             hook,
             on_boundary=self._note_gradients,
-            on_update=self._counters.note_update,
+            on_update=self.note_update,
         )
 
         def unhook_all() -> None:
@@ -379,7 +353,7 @@ class ZeroFramework(Framework):
         Raises:
             UnsupportedError: There are several micro-batches.
         """
-        if (steps := self._engine.gradient_accumulation_steps()) > 1:
+        if (steps := self._deepspeed.gradient_accumulation_steps()) > 1:
             raise UnsupportedError(
                 f"keep_gradients does not go with an offload and {steps} micro-batches, of which "
                 "DeepSpeed adds up gradients in places that are in no version; leave the offload "
@@ -387,7 +361,7 @@ class ZeroFramework(Framework):
             )
 
 
-class UnshardedFramework(TorchFramework):
+class UnshardedFramework(CountedEngine, TorchFramework):
     """The state of a DeepSpeed pipeline under ZeRO stage 0, whose columns hold the same.
 
     Raises:
@@ -396,42 +370,25 @@ class UnshardedFramework(TorchFramework):
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         require_kept(engine)
-        self._deepspeed, self._counters = engine, EngineCounters(engine)
-        super().__init__(
-            TorchEngine(engine.module, engine.optimizer, settings=self._counters.settings()),
-            group=engine.seq_data_parallel_group,
-        )
-        self.engine = engine
-        self.uneven, self.is_pipelined = unevenness(engine), True
+        inner = TorchEngine(engine.module, engine.optimizer)
+        TorchFramework.__init__(self, inner, group=engine.seq_data_parallel_group)
+        self.count(engine)
         self._powers = BetaPowers(OptimizerGroups(base=engine.optimizer))
-
-    @property
-    def place(self) -> str:
-        return place_of(self._deepspeed)
-
-    def batch(self) -> int | None:
-        return self._counters.batch
-
-    def require_boundary(self) -> None:
-        self._counters.require_boundary()
 
     def capture(self) -> StateDict:
         powers = {"powers_since": self._powers.capture()}
-        return {**super().capture(), **self._counters.capture(), **powers}
+        return {**TorchFramework.capture(self), **super().capture(), **powers}
 
     def restore(self, small: StateView) -> None:
+        TorchFramework.restore(self, small)
         super().restore(small)
-        self._counters.restore(small)
         self._powers.restore(small["powers_since"])
-
-    def require_fit(self, small: StateView) -> None:
-        self._counters.require_fit(small)
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
         return hook_step(
             self._deepspeed,
             hook,
-            on_update=self._counters.note_update,
+            on_update=self.note_update,
             afterwards=partial(self.compare_replicas, hook),
         )
 
