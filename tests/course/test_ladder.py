@@ -45,6 +45,19 @@ def test_what_breaks_a_part_is_named_and_drawn_and_what_withstands_has_its_figur
     assert "reference" in said
 
 
+def test_a_board_has_the_most_points_first_and_figures_of_what_withstood(tmp_path, capsys):
+    for name, text in (("ada", RING), ("bob", GROUPS), ("cyd", "1 / 0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "placement.py").write_text(text)
+    assert command(["board", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "  1   10 points  bob"
+    assert said[1].startswith("      03 placement: ")
+    assert said[2:] == ["  2    0 points  ada", "  3    0 points  cyd"]
+    with pytest.raises(ConfigError, match="is no folder"):
+        command(["board", str(tmp_path / "nobody")])
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "why"),
     [

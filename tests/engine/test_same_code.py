@@ -114,7 +114,7 @@ def test_ranks_that_were_kept_do_not_train_with_one_of_other_code_and_all_start_
         with pytest.raises(CannotGoOnError):
             one.code.compare()
     assert [len(one.said) for one in (*kept, new)] == [1, 0, 0]  # one says it for all
-    assert "all ranks start anew" in kept[0].said[0].text
+    assert "all ranks restart" in kept[0].said[0].text
 
 
 def test_a_start_with_other_code_tells_which_file_changed_and_is_refused_where_that_is_wanted(

@@ -180,13 +180,13 @@ def with_powersgd(model):
         (
             nn.Sequential,
             lambda m: Beside(m.parameters()),
-            "in its attribute 'averages', beside its",
+            "in its attribute 'averages', outside its",
         ),
         *(
             (
                 nn.Sequential,
                 lambda m, hide=hide: Beside(m.parameters(), hide),
-                "in its attribute 'averages', beside its",
+                "in its attribute 'averages', outside its",
             )
             for hide in HIDDEN
         ),

@@ -29,7 +29,11 @@ def exercise_1(
     at_once = max(map(len, struck), default=0)
     need(at_once == 2, f"two nodes have to die at once, and the log has {at_once}")
     for recovery in report.recoveries:
-        need(recovery.tier == "memory", f"memory was not enough; the log says: {recovery.reason}")
+        need(
+            recovery.tier == "memory",
+            f"memory was not enough; the log says: {recovery.reason}",
+            hint="Which two nodes keep each other's shards? The placement's picture shows them.",
+        )
     match = report.losses_match(undisturbed)
     need(match, str(match))
     return f"right: all from memory after {' and '.join(map(str, report.injections))}"

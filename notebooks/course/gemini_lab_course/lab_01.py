@@ -35,6 +35,7 @@ def exercise_1(cases: object) -> str:
             isclose(best_s, checkpoint_s + retrieval_s),
             f"`{call}` gives {best_s:g} s at best, which is not what a failure wastes that comes "
             "just after a checkpoint became whole",
+            hint="A checkpoint is of the moment at which it was begun. What came after that?",
         )
         mean_s = wasted_time_s(
             checkpoint_s=checkpoint_s, interval_s=interval_s, retrieval_s=retrieval_s
@@ -42,6 +43,7 @@ def exercise_1(cases: object) -> str:
         need(
             isclose((best_s + worst_s) / 2, mean_s),
             f"`{call}` gives {worst_s:g} s at worst, and then the middle of both is not Eq. (1)'s",
+            hint="In the worst case the next checkpoint was all but whole. Since when is all lost?",
         )
     return "right: the middle of your two cases is Eq. (1)"
 
@@ -73,5 +75,6 @@ def exercise_2(store_gbit_per_s: object, *, workload: Workload) -> str:
         abs(found_s / wanted_s - 1) < 0.01,
         f"with {rate:g} Gbit/s a failure wastes {found_s:.1f} s, and {wanted_s:.0f} s are wanted: "
         f"a checkpoint takes {store_s:.1f} s, and one is made every {interval_s:.1f} s",
+        hint="Which side of Eq. (2)'s max holds at this bandwidth? Solve Eq. (1) with that one.",
     )
     return f"right: {rate:.0f} Gbit/s, {rate / 20:.0f} times the paper's store"

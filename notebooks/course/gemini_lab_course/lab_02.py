@@ -18,7 +18,11 @@ def exercise_1(bytes_per_parameter: object, *, profile: Profile, parameters: int
     need(value > 0, f"an iteration sends something, and `{name}` is {value:g}")
     share = profile.traffic_bytes / (value * parameters)
     said = "more" if share > 1 else "less"
-    need(0.98 < share < 1.02, f"the profile has {said} than {value:g}; how often is each one sent?")
+    need(
+        0.98 < share < 1.02,
+        f"the profile has {said} than {value:g}",
+        hint="How often is each parameter sent in an iteration, and how many bytes has it?",
+    )
     found = profile.traffic_bytes / parameters
     return f"right: {found:.2f} bytes for each of {parameters}, as many as a checkpoint has"
 
@@ -41,5 +45,6 @@ def exercise_2(
     need(
         found.fingerprint != profile.fingerprint,
         "the profile of `other_job` has the same collectives in the same order",
+        hint="Which settings of ZeRO say what is sent together? The raster shows where it begins.",
     )
     return f"right: {len(found.collectives)} collectives instead of {len(profile.collectives)}"

@@ -57,7 +57,11 @@ def exercise_2(deficit: object) -> str:
         for strategy in ("ring", "group")
     )
     truth = float(1 - ring / groups)
-    need(abs(share - truth) < 1e-3, f"not {share:g}, says trying all 1,820 sets of four machines")
+    need(
+        abs(share - truth) < 1e-3,
+        f"not {share:g}: all 1,820 sets of four machines were tried",
+        hint="`chances.recovery_probability` counts exactly. Compare both placements with it.",
+    )
     return f"right: {share:.1%} worse, and all 1,820 sets of four were tried"
 
 

@@ -17,8 +17,11 @@ def exercise_1(
     """
     size = number(smallest_bytes, name="smallest_bytes", words="a number of bytes")
     need(size > 0, f"a buffer has a size above 0, and yours has {size:g}")
-    need(is_accepted(size + KIB), f"{format_bytes(size)} are refused, even with a KiB more")
-    need(not is_accepted(size - KIB), f"{format_bytes(size)} can do with a KiB less")
+    hint = "Give room for everything: which of the chunks that come then is the largest?"
+    is_small = f"a buffer of {format_bytes(size)} is refused, also with a KiB more"
+    need(is_accepted(size + KIB), is_small, hint=hint)
+    is_large = f"{format_bytes(size)} are accepted, but so is a KiB less"
+    need(not is_accepted(size - KIB), is_large, hint=hint)
     return f"right: {format_bytes(size)}, {size / shard_bytes:.0%} of the shard"
 
 

@@ -29,7 +29,11 @@ def exercise_1(
     found = [receipt.tier for receipt in report.recoveries[-1].receipts]
     need(len(found) == ranks, f"the log tells of {len(found)} shards only; run the cell again")
     missed = sum(mine != seen for mine, seen in zip(foretold, found, strict=True))
-    need(missed == 0, f"the log has something else for {missed} of the {ranks} ranks")
+    need(
+        missed == 0,
+        f"the log has something else for {missed} of the {ranks} ranks",
+        hint="What is in the memory of the node on which each rank starts again?",
+    )
     match = report.losses_match(undisturbed)
     need(match, str(match))
     return "right: " + ", ".join(f"rank {rank} {tier}" for rank, tier in enumerate(found))
@@ -64,7 +68,11 @@ def exercise_2(better: object, *, train: Callable[..., RunReport], undisturbed: 
     need(report.recoveries, "the run had no failure to recover from; run the cell again")
     recovery = report.recoveries[-1]
     need(len(recovery.injections) == 2, "the failure did not strike both nodes; run it again")
-    need(recovery.tier == "memory", f"memory was not enough: {recovery.reason}")
+    need(
+        recovery.tier == "memory",
+        f"memory was not enough: {recovery.reason}",
+        hint="How many nodes keep each shard? Any so many, less one, may be lost at once.",
+    )
     match = report.losses_match(undisturbed)
     need(match, str(match))
     return f"right: version {recovery.version} from memory, and {match}"

@@ -20,7 +20,11 @@ def exercise_1(iterations: object, *, every: Callable[[int], Outcome]) -> str:
     need(count >= 1, f"there is no checkpoint every {count} iterations; 1 is the least")
     yours = every(count).effective_ratio
     best = max(every(each).effective_ratio for each in (4, 8, 12, 16, 20, 24))
-    need(yours > best - 0.01, f"{yours:.1%} with {count}; over a point more can be had")
+    need(
+        yours > best - 0.01,
+        f"{yours:.1%} with {count}; over a point more is possible",
+        hint="Try a few with `every`: seldom loses progress, often stalls.",
+    )
     return f"right: every {count} iterations, {yours:.1%} of the time counts (simulated)"
 
 
@@ -38,7 +42,9 @@ def exercise_2(enough: object, *, waiting: Callable[[int], float], nodes: int = 
     count = whole_number(enough, name="enough")
     need(0 <= count <= nodes, f"between 0 and {nodes} standbys can wait, not {count}")
     share = waiting(count)
-    need(share < 0.001, f"with {count} standbys, {share:.2%} of the time is spent waiting")
+    hint = "A lost machine is replaced within minutes. How many die within the same minutes?"
+    is_few = f"with {count} standbys, {share:.2%} of the time is spent waiting"
+    need(share < 0.001, is_few, hint=hint)
     less = waiting(count - 1) if count else 1.0
-    need(less >= 0.001, f"{count} are enough, but so are fewer")
+    need(less >= 0.001, f"{count} are enough, but so are fewer", hint=hint)
     return f"right: {count}, waiting {share:.4%} of the time (simulated); {less:.2%} with less"

@@ -104,7 +104,11 @@ def withstood(
     if isinstance(result, Counterexample) and result.fault.why == NOTHING:
         raise WrongAnswerError(f"no answer yet: `{name}` has to be {words} that returns something")
     if isinstance(result, Counterexample):
-        raise WrongAnswerError(f"not yet: with {result.words}", shows=result)
+        raise WrongAnswerError(
+            f"not yet: with {result.words}",
+            hint=f"Call `{name}` with just this case, in a cell, and mend that first.",
+            shows=result,
+        )
     if not result.is_complete:
         raise WrongAnswerError(
             f"not judged to the end: {result.words}; make `{name}` faster, or look again on a "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.display import picture, tell
+from gemini_lab.display import busy, picture, readable, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.limits import whole
 from gemini_lab_course.attacks import attack, compared
@@ -99,6 +99,8 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     if options.lab is None or options.path is None:
         raise ConfigError("attack needs a lab and a file: gemini-lab attack 03 placement.py")
+    if options.lab == "board":
+        return _board(options.path, within_s=options.within)
     if options.lab == "all":
         return _attack_all(options.path, runs=options.runs, within_s=options.within)
     part = next((one for one in LADDER if one.lab == options.lab.zfill(2)), None)
@@ -121,8 +123,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Attack a stage that you wrote: search the smallest case that breaks it.",
         epilog=f"The parts: {parts}. Run `gemini-lab attack --new FOLDER` to begin.",
     )
-    parser.add_argument("lab", nargs="?", metavar="LAB", help="03, 04, 05, 08, or all")
-    parser.add_argument("path", nargs="?", type=Path, metavar="FILE", help="of all: the folder")
+    parser.add_argument("lab", nargs="?", metavar="LAB", help="03, 04, 05, 08, all or board")
+    parser.add_argument(
+        "path",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help="of all: the folder with the four files; of board: a folder of such folders",
+    )
     parser.add_argument("--runs", type=RUNS, default=1, metavar="N", help="repeat (default: 1)")
     parser.add_argument(
         "--within", type=SECONDS, default=100, metavar="SECONDS", help="a run (default: 100)"
@@ -161,7 +169,8 @@ def _attacked(part: Part, path: Path, *, runs: int, within_s: int) -> Counterexa
     withstood = 0
     for _ in range(runs):
         try:
-            found = attack(names[part.name], stage=part.stage, within_s=within_s)
+            with busy(f"attacking {part.file}"):
+                found = attack(names[part.name], stage=part.stage, within_s=within_s)
         except WrongAnswerError as error:
             raise ConfigError(str(error)) from error
         if not found.holds or not found.is_complete:
@@ -198,3 +207,28 @@ def _attack_all(folder: Path, *, runs: int, within_s: int) -> int:
     whole_points = sum(part.points for part in LADDER)
     tell(f"{points} of {whole_points} points")
     return 0 if points == whole_points else 1
+
+
+def _board(folder: Path, *, within_s: int) -> int:
+    """Attack each ladder in a folder, and print them with their figures, the most points first.
+
+    The functions run in this process: only a class that trusts each other shares such a folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; board compares the ladders in the folders there")
+    scores: list[tuple[int, str, list[str]]] = []
+    for mine in sorted(one for one in folder.iterdir() if one.is_dir()):
+        points, lines = 0, []
+        for part in LADDER:
+            try:
+                found = _attacked(part, mine / part.file, runs=1, within_s=within_s)
+            except ConfigError:
+                continue
+            if isinstance(found, Withstood) and found.is_complete:
+                points += part.points
+                figures = "; ".join(f"{one.what}: {one.said(one.yours)}" for one in found.figures)
+                lines.append(f"      {part.lab} {part.stage}: {figures}")
+        scores.append((points, readable(mine.name), lines))
+    for place, (points, name, lines) in enumerate(sorted(scores, key=lambda one: -one[0]), start=1):
+        tell("\n".join([f"{place:>3}  {points:>3} points  {name}", *lines]))
+    return 0

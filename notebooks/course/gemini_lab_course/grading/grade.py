@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import nbformat
 
-from gemini_lab.display import tell
+from gemini_lab.display import busy, tell
 from gemini_lab.errors import ConfigError, shortened
 from gemini_lab_course.grading.hand_in import MADE_WITH, PREDICTIONS
 from gemini_lab_course.predictions import read_predictions
@@ -94,7 +94,8 @@ def command(arguments: Sequence[str]) -> int:
     parser.add_argument("lab", help="such as 03_placement")
     parser.add_argument("--course", type=Path, default=Path(), help="folder (default: this one)")
     options = parser.parse_args(arguments)
-    rows = list(verdicts(options.course, options.lab))
+    with busy(f"reading what was handed in for {options.lab}"):
+        rows = list(verdicts(options.course, options.lab))
     path = options.course / "verdicts.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([HEAD, *rows])
