@@ -51,19 +51,7 @@ WAITS_FOR_ENDS: Final = "the end of the other ranks' scripts"
 
 
 class LiveProtection:
-    """Protection of one worker of a lab, made of its parts; it is the hook in the engine's step.
-
-    Args:
-        lineage: The history in which versions are made.
-        place: Of the restored version in the script's loops.
-        rewinder: Takes iterations back, if versions are kept.
-        recorder: Keeps what made each version, if peers are to get that instead.
-        flaws: Called when an iteration begins to compute, to strike what is to be struck.
-        hold: Called if all ranks stop, so that a node may leave; it does not return.
-        rejoining: Lets this process go on when others are lost, if it is to be kept.
-        rehearse: Called once the first version is made in an epoch, with what a recovery puts back.
-        update_watch: Looks whether what is protected is what trains.
-    """
+    """Protection of one worker of a lab, made of its parts; it is the hook in the engine's step."""
 
     def __init__(
         self,
@@ -72,18 +60,23 @@ class LiveProtection:
         iterations: IterationLog,
         pulse: Heartbeat,
         *,
-        lineage: Lineage,
-        place: LoopPlace = (),
-        rewinder: Rewinder | None = None,
+        lineage: Lineage,  # the history in which versions are made
+        place: LoopPlace = (),  # of the restored version in the script's loops
+        rewinder: Rewinder | None = None,  # takes iterations back, if versions are kept
+        # Keeps what made each version, if peers are to get that instead.
         recorder: UpdateRecorder | None = None,
         verification: Verification | None = None,
+        # Called when an iteration begins to compute, to strike what is to be struck.
         flaws: Callable[[], None] = lambda: None,
         remark: Callable[[str], None] = lambda _: None,
+        # Called if all ranks stop, so that a node may leave; it does not return.
         hold: Callable[[int], None] = lambda _: None,
+        # Lets this process go on when others are lost, if it is to be kept.
         rejoining: Rejoining | None = None,
+        # Called once the first version is made in an epoch, with what a recovery puts back.
         rehearse: Callable[[], None] = lambda: None,
         ends: Ends | None = None,
-        update_watch: UpdateWatch | None = None,
+        update_watch: UpdateWatch | None = None,  # looks whether what is protected is what trains
     ) -> None:
         self._state = state
         self._replicator = replicator

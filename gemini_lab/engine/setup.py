@@ -124,32 +124,22 @@ _WORD: Final = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardMemory:
-    """The memory in which a rank keeps versions.
+    """The memory in which a rank keeps versions."""
 
-    Attributes:
-        slab: Room for its own shard and the replicas of others.
-    """
-
-    slab: Slab
+    slab: Slab  # room for its own shard and the replicas of others
     shard_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyEngine:
-    """An engine with all that its protection needs.
-
-    Attributes:
-        state: What a version has of it.
-        memory: Where this rank's shard and the replicas lie.
-        place: Where that is in the job.
-        small: What the version carried beside the engine's state; empty if there was none.
-    """
+    """An engine with all that its protection needs."""
 
     engine: Engine
-    state: EngineState
+    state: EngineState  # what a version has of it
     settings: Settings
-    memory: ShardMemory
-    place: RestoreContext
+    memory: ShardMemory  # where this rank's shard and the replicas lie
+    place: RestoreContext  # where that is in the job
+    # What the version carried beside the engine's state; empty if there was none.
     small: Mapping[str, object]
 
     def rehearse(self) -> None:
@@ -443,17 +433,11 @@ def rewinder_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLayout:
-    """The shards of all ranks, as far as one rank has to know them.
+    """The shards of all ranks, as far as one rank has to know them."""
 
-    Attributes:
-        shard_bytes: Payload bytes of each.
-        fingerprint: Of the job: ranks may hold different tensors.
-        replicas: Layouts of the shards that this rank keeps for others.
-    """
-
-    shard_bytes: tuple[int, ...]
-    fingerprint: str
-    replicas: list[ShardLayout]
+    shard_bytes: tuple[int, ...]  # payload bytes of each
+    fingerprint: str  # of the job: ranks may hold different tensors
+    replicas: list[ShardLayout]  # layouts of the shards that this rank keeps for others
 
 
 def exchange_layouts(

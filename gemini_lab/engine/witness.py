@@ -58,13 +58,6 @@ _LEAVES: Final = (torch.Tensor, *_PLAIN)
 class Witness:
     """A recorder of the places that a rank's script reaches, and of its state after iterations.
 
-    Args:
-        order: What a check asks of this process.
-        engine: What trains.
-        epoch: Returns the number of this start.
-        client_state: What `protect` was given.
-        also: The same.
-
     Attributes:
         is_early: Whether the script has yet to reach the loop that made the restored version. All
             state is put back there, so what it is before does not count.
@@ -72,12 +65,12 @@ class Witness:
 
     def __init__(
         self,
-        order: WitnessOrder,
-        engine: Engine,
+        order: WitnessOrder,  # what a check asks of this process
+        engine: Engine,  # what trains
         *,
-        epoch: Callable[[], int],
-        client_state: Mapping[str, Any] | None = None,
-        also: Mapping[str, object] | None = None,
+        epoch: Callable[[], int],  # returns the number of this start
+        client_state: Mapping[str, Any] | None = None,  # what `protect` was given
+        also: Mapping[str, object] | None = None,  # the same
     ) -> None:
         self._order, self._engine, self._epoch = order, engine, epoch
         self._rank = int(engine.global_rank)

@@ -33,11 +33,6 @@ _SECRET: Final = re.compile(
 _LOGIN: Final = re.compile(rb'(?<=://)[^/@\s"]+@')
 
 
-def names_a_secret(name: str) -> bool:
-    """Whether an argument or a variable of this name is a secret."""
-    return _SECRET.search(name) is not None
-
-
 def line_of(entry: Entry) -> bytes:
     """The entry as one line of a log, without its secrets."""
     if isinstance(entry.event, RunStarted):

@@ -21,23 +21,14 @@ class WireFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Machine parameters of `plan_chunks`, under its argument names.
+    """Machine parameters of `plan_chunks`, under its argument names."""
 
-    Attributes:
-        alpha_s: Start-up time of a message; the same on every rank.
-        bandwidth_bytes_per_s: The wire's rate (B); the same on every rank.
-        copy_bytes_per_s: Rate of a plain memory copy here; of the slowest bus, with a device.
-        hash_bytes_per_s: Rate of the checksum here.
-        worst_error: See `WireFit`.
-        conditions: What made the machine unlike its bare self.
-    """
-
-    alpha_s: float
-    bandwidth_bytes_per_s: float
-    copy_bytes_per_s: float
-    hash_bytes_per_s: float
-    worst_error: float
-    conditions: tuple[str, ...] = ()
+    alpha_s: float  # start-up time of a message; the same on every rank
+    bandwidth_bytes_per_s: float  # the wire's rate (B); the same on every rank
+    copy_bytes_per_s: float  # rate of a plain memory copy here; of the slowest bus, with a device
+    hash_bytes_per_s: float  # rate of the checksum here
+    worst_error: float  # see `WireFit`
+    conditions: tuple[str, ...] = ()  # what made the machine unlike its bare self
 
     def __repr__(self) -> str:
         return (

@@ -36,27 +36,19 @@ class Exported:
 
 
 def export_weights(
-    source: str | Path,
+    source: str | Path,  # A run's folder or name, or the URL of a persistent tier
     *,
-    to: str | Path,
-    version: int | None = None,
+    to: str | Path,  # A `.safetensors` file, or a `.pt` file for `torch.load`
+    version: int | None = None,  # by default the newest whose bytes are all right
+    # A safetensors file with the weights that were frozen in training.
     base: str | Path | None = None,
-    trained_only: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-    below: Path = RUNS_FOLDER,
+    trained_only: bool = False,  # leave frozen weights out
+    storage_options: Mapping[str, Any] | None = None,  # for the driver of the URL
+    below: Path = RUNS_FOLDER,  # where runs keep their logs: a run's name is looked for there
 ) -> Exported:
     """Write the full fp32 weights of a version, for `load_state_dict`.
 
     Tied weights are written under each of their names; buffers keep their type.
-
-    Args:
-        source: A run's folder or name, or the URL of a persistent tier.
-        to: A `.safetensors` file, or a `.pt` file for `torch.load`.
-        version: By default the newest whose bytes are all right.
-        base: A safetensors file with the weights that were frozen in training.
-        trained_only: Leave frozen weights out.
-        storage_options: For the driver of the URL.
-        below: Where runs keep their logs: a run's name is looked for there.
 
     Raises:
         ConfigError: There is no persistent tier, the file's name has another suffix, or frozen

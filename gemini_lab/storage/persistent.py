@@ -134,18 +134,12 @@ class PersistentTier:
 
     def write_shard(
         self,
-        version: int,
-        shard: int,
-        payload: bytes | bytearray | memoryview,
-        layout: ShardLayout,
+        version: int,  # its version
+        shard: int,  # its rank
+        payload: bytes | bytearray | memoryview,  # as it lies in a slab
+        layout: ShardLayout,  # what lies where in it; it goes into the file
     ) -> ShardRecord:
         """Write one shard of a version that does not exist yet.
-
-        Args:
-            version: Its version.
-            shard: Its rank.
-            payload: As it lies in a slab.
-            layout: What lies where in it; it goes into the file.
 
         Returns:
             Its record for `commit`.

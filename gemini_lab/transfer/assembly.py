@@ -27,33 +27,22 @@ Emit = Callable[[events.AnyEvent], None]
 
 
 def open_replicator(
-    settings: Settings,
-    group: CheckpointGroup,
-    slab: Slab,
-    peers: Peers,
+    settings: Settings,  # the job's
+    group: CheckpointGroup,  # A process group over all ranks, used by nothing else
+    slab: Slab,  # keeps this rank's shard and those that it receives
+    peers: Peers,  # with whom it exchanges versions
     *,
-    shard_bytes: Sequence[int],
-    link: LinkBucket | None,
-    node_of: Callable[[int], Hashable],
-    device: torch.device,
-    emit: Emit,
+    shard_bytes: Sequence[int],  # bytes that every rank sends of most versions
+    link: LinkBucket | None,  # this node's emulated link, if it has one
+    node_of: Callable[[int], Hashable],  # from a rank to its node
+    device: torch.device,  # where training runs
+    emit: Emit,  # says an event
+    # Gives the requests of this rank's agent, which all learn with each version.
     asked: Callable[[], Asked],
+    # Makes what sends differences, if the settings want that.
     differences: Callable[[Wire], Differences] | None,
 ) -> Replicator:
     """Return a rank's replicator, hooked into training's collectives; all ranks call it together.
-
-    Args:
-        settings: The job's.
-        group: A process group over all ranks, used by nothing else.
-        slab: Keeps this rank's shard and those that it receives.
-        peers: With whom it exchanges versions.
-        shard_bytes: Bytes that every rank sends of most versions.
-        link: This node's emulated link, if it has one.
-        node_of: From a rank to its node.
-        device: Where training runs.
-        emit: Says an event.
-        asked: Gives the requests of this rank's agent, which all learn with each version.
-        differences: Makes what sends differences, if the settings want that.
 
     Raises:
         ConfigError: It is a GPU, and not the current one.

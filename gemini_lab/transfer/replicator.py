@@ -45,19 +45,14 @@ PLACE: Final = len(NOWHERE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Carried:
-    """A version's bytes are where they are to be; nothing of it is sealed yet.
+    """A version's bytes are where they are to be; nothing of it is sealed yet."""
 
-    Attributes:
-        sent: To whom, and how many.
-        tables: The checksums of each received shard, by rank, as its owner computed them.
-        differing: Received shards that were made here and came out different, each with why.
-        is_full: Whether shards were sent, and not what made them.
-    """
-
-    sent: tuple[SentBytes, ...]
+    sent: tuple[SentBytes, ...]  # to whom, and how many
+    # The checksums of each received shard, by rank, as its owner computed them.
     tables: Mapping[int, Words]
+    # Received shards that were made here and came out different, each with why.
     differing: Mapping[int, str] = field(default_factory=dict)
-    is_full: bool = True
+    is_full: bool = True  # whether shards were sent, and not what made them
 
 
 class Replicator:
@@ -69,15 +64,6 @@ class Replicator:
 
     Training's thread calls every method; the replicator's thread, which begins with the first
     version, calls `on_moved` and `mark`. `assembly.open_replicator` makes one from the settings.
-
-    Args:
-        on_moved: Called when a version is whole everywhere.
-        mark: Gives the number that this rank tells with each version; see `take_marks`.
-        asked: Gives the requests of this rank's agent, told with each version too.
-        differences: Sends what made a version instead of the version, if it can.
-        hook: Watches training's collectives, if anything needs it to.
-        on_iteration: Called with the version and the record of an iteration that has ended, and
-            the time, if its collectives are logged.
 
     Attributes:
         agreed_back: The newest order to go back that the ranks told: its number, and how.
@@ -92,12 +78,17 @@ class Replicator:
         peers: Peers,
         slab: Slab,
         *,
-        on_moved: Callable[[MovedVersion], None],
+        on_moved: Callable[[MovedVersion], None],  # called when a version is whole everywhere
+        # Gives the number that this rank tells with each version; see `take_marks`.
         mark: Callable[[], int] = lambda: 0,
+        # Gives the requests of this rank's agent, told with each version too.
         asked: Callable[[], Asked] = Asked,
+        # Sends what made a version instead of the version, if it can.
         differences: Differences | None = None,
         scheme: str = "background",
-        hook: CommHook | None = None,
+        hook: CommHook | None = None,  # watches training's collectives, if anything needs it to
+        # Called with the version and the record of an iteration that has ended, and the time, if
+        # its collectives are logged.
         on_iteration: Callable[[int, IterationRecord, float], None] | None = None,
     ) -> None:
         self._scheme = scheme

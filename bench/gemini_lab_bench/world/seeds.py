@@ -21,17 +21,15 @@ class Ran:
     """A schedule, and what came of it.
 
     Attributes:
-        wrong: What did not hold; empty if all did.
         digest: Of all that was said: two runs of a seed have the same.
-        virtual_s: How long it took in the world.
     """
 
     seed: int
     shape: WorldShape
     schedule: tuple[Happening, ...]
-    wrong: tuple[str, ...]
+    wrong: tuple[str, ...]  # what did not hold; empty if all did
     trace: tuple[str, ...]
-    virtual_s: float
+    virtual_s: float  # how long it took in the world
 
     @property
     def digest(self) -> str:

@@ -19,17 +19,12 @@ SYN_S: Final = 127.0
 
 @dataclass(eq=False, slots=True)
 class NetworkHost:
-    """A machine as the network sees it.
-
-    Attributes:
-        has_power: Whether its kernel answers; without, packets to it vanish.
-        ports: Who listens where.
-    """
+    """A machine as the network sees it."""
 
     name: str
     ip: str
-    has_power: bool = True
-    ports: dict[int, "_Server"] = field(default_factory=dict)
+    has_power: bool = True  # whether its kernel answers; without, packets to it vanish
+    ports: dict[int, "_Server"] = field(default_factory=dict)  # who listens where
     next_port: int = 20000
 
 

@@ -71,16 +71,13 @@ class RejectedError(Exception):
 
 @dataclass(eq=False, slots=True)
 class RankGroup:
-    """The ranks of one start, and what they exchange.
-
-    Attributes:
-        wish: After which version the script goes back, and how far beyond.
-    """
+    """The ranks of one start, and what they exchange."""
 
     world: "VirtualWorld"
     start: WorkerStart
     ranks: dict[int, "VirtualRank"] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+    # After which version the script goes back, and how far beyond.
     wish: tuple[int, int] | None = None
     _said: dict[object, dict[int, Any]] = field(default_factory=dict)
     _waiting: dict[object, list[tuple["VirtualRank", asyncio.Future[Any]]]] = field(

@@ -56,14 +56,7 @@ RACKS: Final = {f"node-{number}": "ab"[number // 2 % 2] for number in range(40)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldShape:
-    """How large a world is.
-
-    Attributes:
-        iterations: After so many training ends; 0: when it is told.
-        is_refilled: Whether machines come for standbys, too, and not only where one is missing.
-        follows: Whether copies follow the risk.
-        pace: How many times longer an iteration is than usual.
-    """
+    """How large a world is."""
 
     nodes: int = 4
     standbys: int = 2
@@ -72,10 +65,11 @@ class WorldShape:
     has_tier: bool = True
     persist_every: int = 4
     shrinks: bool = False
-    iterations: int = 0
+    iterations: int = 0  # after so many training ends; 0: when it is told
+    # Whether machines come for standbys, too, and not only where one is missing.
     is_refilled: bool = True
-    follows: bool = False
-    pace: float = 1.0
+    follows: bool = False  # whether copies follow the risk
+    pace: float = 1.0  # how many times longer an iteration is than usual
 
 
 class VirtualTier:

@@ -70,23 +70,17 @@ class StepHook(Protocol):
 
 
 def hook_step(
-    engine: ZeroEngine,
-    hook: StepHook,
+    engine: ZeroEngine,  # DeepSpeed's
+    hook: StepHook,  # whom it calls
     *,
+    # Called before an update, once all gradients are there.
     on_boundary: Callable[[], None] = lambda: None,
-    on_update: Callable[[], None] = lambda: None,
-    afterwards: Callable[[], None] = lambda: None,
+    on_update: Callable[[], None] = lambda: None,  # called after an update, before the hook is
+    afterwards: Callable[[], None] = lambda: None,  # called after an update, when the hook has been
 ) -> Callable[[], None]:
     """Install the hook around the engine's updates; evaluations and other steps pass unnoticed.
 
     An evaluation is a forward pass without gradients, or in another mode than training's.
-
-    Args:
-        engine: DeepSpeed's.
-        hook: Whom it calls.
-        on_boundary: Called before an update, once all gradients are there.
-        on_update: Called after an update, before the hook is.
-        afterwards: Called after an update, when the hook has been.
 
     Returns:
         Takes the hook off again.
@@ -136,11 +130,7 @@ ENDS_AFTER: Final = 30
 
 
 class UpdateWatch:
-    """Counts changes of the weights that are no update; called by training's thread.
-
-    Args:
-        ends: Whether too many such changes end the run.
-    """
+    """Counts changes of the weights that are no update; called by training's thread."""
 
     def __init__(
         self,
@@ -149,7 +139,7 @@ class UpdateWatch:
         version: Callable[[], int],
         *,
         emit: Callable[[events.AnyEvent], None] = lambda _: None,
-        ends: bool = True,
+        ends: bool = True,  # whether too many such changes end the run
     ) -> None:
         self._weights = [*weights]
         self._ids = {id(weight) for weight in self._weights}

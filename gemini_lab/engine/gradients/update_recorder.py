@@ -32,45 +32,29 @@ _MODES: Final = ("adam_w_mode", "fp32_optimizer_states")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One step of one tensor of weights, without the gradient's own elements.
+    """One step of one tensor of weights, without the gradient's own elements."""
 
-    Attributes:
-        tensors: The optimizer's large tensors by its names for them, the weights among them.
-        present: Which of them there were before the step: an optimizer makes its own in its first.
-        gradient: As the optimizer got it, or in the narrower type in which it was reduced.
-        scale: By what the optimizer got a narrower one multiplied.
-        scalars: What it kept beside them before the step, such as the count of steps.
-        options: Of its parameter group, in this step.
-    """
-
+    # The optimizer's large tensors by its names for them, the weights among them.
     tensors: Mapping[str, FlatRun]
+    # Which of them there were before the step: an optimizer makes its own in its first.
     present: tuple[str, ...]
-    gradient: FlatRun
-    scalars: StateView
-    options: StateView
-    scale: float = 1.0
+    gradient: FlatRun  # as the optimizer got it, or in the narrower type in which it was reduced
+    scalars: StateView  # what it kept beside them before the step, such as the count of steps
+    options: StateView  # of its parameter group, in this step
+    scale: float = 1.0  # by what the optimizer got a narrower one multiplied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """One step of an optimizer, as plain data.
-
-    Attributes:
-        modes: What it was made with, where that is not an option.
-        threads: How many compute it.
-        updates: In the order in which they were made.
-        powers_since: Of a library's: the first step of those taken without a gap before this one.
-        small: The small state of the version that it led to.
-        small_room_bytes: Room for that in the shard's payload, which begins with it.
-    """
+    """One step of an optimizer, as plain data."""
 
     kind: str
-    modes: StateView
-    threads: int
-    updates: Sequence[Update]
-    powers_since: int
-    small: bytes
-    small_room_bytes: int
+    modes: StateView  # what it was made with, where that is not an option
+    threads: int  # how many compute it
+    updates: Sequence[Update]  # in the order in which they were made
+    powers_since: int  # of a library's: the first step of those taken without a gap before this one
+    small: bytes  # the small state of the version that it led to
+    small_room_bytes: int  # room for that in the shard's payload, which begins with it
 
     def encode(self) -> bytes:
         """As bytes, which say their own length."""
@@ -129,16 +113,12 @@ _STEP_BYTES: Final = 64 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A tensor of weights whose updates are recorded.
-
-    Attributes:
-        tensors: Where it and what is kept for it lie in the shard's payload, by name.
-        gradient: Where its gradient lies in the difference.
-    """
+    """A tensor of weights whose updates are recorded."""
 
     parameter: torch.Tensor
+    # Where it and what is kept for it lie in the shard's payload, by name.
     tensors: Mapping[str, FlatRun]
-    gradient: FlatRun
+    gradient: FlatRun  # where its gradient lies in the difference
 
 
 class UpdateRecorder:

@@ -29,20 +29,13 @@ _CPU: Final = torch.device("cpu")
 
 @dataclass(slots=True, kw_only=True)
 class ModelCall:
-    """One call of the model in training.
+    """One call of the model in training."""
 
-    Attributes:
-        arguments: Positional and by name, as the codec writes them.
-        on_device: Which of their tensors lay on the device, in order.
-        random: The random state when it was called.
-        autocast: By device: whether types are cast there, and to which.
-        gradients: Of its outputs, in order, as they were led back; `None` where none was.
-    """
-
-    arguments: bytes
-    on_device: list[bool]
-    random: StateDict
-    autocast: dict[str, tuple[bool, str]]
+    arguments: bytes  # positional and by name, as the codec writes them
+    on_device: list[bool]  # which of their tensors lay on the device, in order
+    random: StateDict  # the random state when it was called
+    autocast: dict[str, tuple[bool, str]]  # by device: whether types are cast there, and to which
+    # Of its outputs, in order, as they were led back; `None` where none was.
     gradients: list[torch.Tensor | None] = field(default_factory=list)
 
 

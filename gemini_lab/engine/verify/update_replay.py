@@ -30,18 +30,14 @@ _ELSEWHERE: Final = ("tensor",)
 
 @dataclass(slots=True, kw_only=True)
 class ReplayedStep:
-    """One call of an optimizer's `step`.
-
-    Attributes:
-        numbers: Numbers that the optimizer keeps as attributes of its own.
-        inputs: By group and weight: its values, its gradient, and what the optimizer has for it.
-        weights: The live ones, in the order of `inputs`.
-    """
+    """One call of an optimizer's `step`."""
 
     groups: list[StateDict]
-    numbers: StateDict
+    numbers: StateDict  # numbers that the optimizer keeps as attributes of its own
     random: StateDict
+    # By group and weight: its values, its gradient, and what the optimizer has for it.
     inputs: list[list[StateDict]]
+    # The live ones, in the order of `inputs`.
     weights: list[torch.Tensor] = field(default_factory=list)
 
 
