@@ -22,7 +22,6 @@ from gemini_lab.node.memory_manager import MemoryManager
 from gemini_lab.node.root_shell import CutOff, RootShell
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.recovery import planning
-from gemini_lab.recovery.messages import Fenced
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.planning import hopes
 from gemini_lab.recovery.progress_at_risk import reason_to_wait
@@ -34,8 +33,10 @@ from gemini_lab.recovery.root.known_run import KnownRun
 from gemini_lab.recovery.root.lifecycle import Lifecycle
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab_bench.world.seeds import parsed, run_seed
+from gemini_lab_bench.world.schedule import PHASES, ROOT, Happening
+from gemini_lab_bench.world.seeds import parsed, run, run_seed
 from gemini_lab_bench.world.virtual_rank import VirtualRank
+from gemini_lab_bench.world.world import WorldShape
 
 
 class IgnoringAgents(Agents):
@@ -130,15 +131,19 @@ class SaysNothingAgain(RootAgent):
 
 @dataclass(frozen=True)
 class OldRule:
-    """A rule of before, and a seed that finds it.
+    """A rule of before, and what finds it.
 
     Attributes:
-        seed: The first one that breaks by it; `None` if none of the first few hundred does.
         changes: What of the product is as it was: an owner, a name, and what stood there.
+        seed: Of the world that breaks by it; `None` if none has been found.
+        shape: That world's, if the seed alone does not say it.
+        schedule: What befalls it then.
     """
 
-    seed: int | None
     changes: tuple[tuple[Any, str, Any], ...]
+    seed: int | None = None
+    shape: WorldShape | None = None
+    schedule: tuple[Happening, ...] = ()
 
     @contextmanager
     def rules(self) -> Iterator[None]:
@@ -148,9 +153,16 @@ class OldRule:
                 stack.enter_context(mock.patch.object(owner, name, value))
             yield
 
+    def breaks(self) -> tuple[str, ...]:
+        """Return what does not hold in the world that finds it, by the rules that count now."""
+        assert self.seed is not None
+        if self.shape is None:
+            return run_seed(self.seed).wrong
+        return run(self.seed, self.shape, self.schedule).wrong
 
-def _root(seed: int | None, kind: type[RootAgent]) -> OldRule:
-    return OldRule(seed, ((root_shell, "RootAgent", kind),))
+
+def _root(kind: type[RootAgent], seed: int | None = None) -> OldRule:
+    return OldRule(((root_shell, "RootAgent", kind),), seed)
 
 
 async def _stays(*_: Any) -> None:
@@ -166,6 +178,10 @@ async def _yields_to_reached(shell: Any) -> None:
 
 
 _YIELDS = RootShell._yield_if_others_may_reach_more
+
+
+def _without_rewinds(rank: VirtualRank) -> Lineage:
+    return Lineage(run=rank.start.order.run, epoch=rank.start.epoch)
 
 
 async def _keeps_first_form(memory: Any, local_rank: int, wanted: Any) -> Slab:
@@ -185,13 +201,6 @@ def _any_history(*given: Any) -> list[Any]:
 
 
 _GOOD = planning.good_copies
-
-
-async def _says_fenced_first(agent: Any, order: Any) -> None:
-    agent._give_up_work()
-    address, no_port = agent._hold_port(order.epoch)
-    agent.root.send(Fenced(epoch=order.epoch, kept=[], address=address, no_port=no_port))
-    await agent.host.kill_all(epoch=agent.epoch)
 
 
 async def _obeys_old_orders(agent: Any, order: Any) -> None:
@@ -226,53 +235,61 @@ def _forgets(history: Any, event: Any, left: Any) -> None:
 
 _GO_BACK = WorkerHistory._go_back
 
+SMALL = WorldShape(nodes=3, standbys=1, has_tier=False)
+HALF: Happening = (0.0, "at", PHASES.index("halfway"))
 OLD_RULES = {
-    "two readings of the store may both begin a root agent": OldRule(
-        298, ((Agent, "_read_store", Agent._read_and_obey),)
-    ),
-    "returning nodes are not inventoried": _root(None, AsksNoReturningNode),
-    "nobody is waited for": _root(None, WaitsForNobody),
-    "what any node has counts": _root(None, TrustsAnyMemory),
-    "what was given up comes back": _root(None, TakesWhatWasGivenUp),
-    "an exclusion never ends": _root(None, ExcludesForGood),
-    "nothing is said again": _root(None, SaysNothingAgain),
+    "nobody is waited for": _root(WaitsForNobody, 5),
+    "versions do not count rewinds": OldRule(((VirtualRank, "_own_lineage", _without_rewinds),), 2),
+    "a slab keeps its first form": OldRule(((MemoryManager, "_lay_out", _keeps_first_form),), 49),
+    "what was given up comes back": _root(TakesWhatWasGivenUp),
+    "what any node has counts": _root(TrustsAnyMemory),
     "copies of two histories are combined": OldRule(
-        None, ((planning, "good_copies", _any_history),)
-    ),
-    "versions do not count rewinds": OldRule(
-        None,
-        (
-            (
-                VirtualRank,
-                "_own_lineage",
-                lambda rank: Lineage(run=rank.start.order.run, epoch=rank.start.epoch),
-            ),
+        ((planning, "good_copies", _any_history),),
+        seed=1,
+        shape=SMALL,
+        schedule=(
+            *(HALF, (0.0, "freeze", 1), (0.0, "kill_rank", 2)),
+            *(HALF, (0.0, "thaw", 1), (0.0, "kill_rank", 2), (0.0, "kill", 3, 1)),
         ),
     ),
-    "agents forget rewinds": OldRule(None, ((WorkerHistory, "_go_back", _forgets),)),
-    "a slab keeps its first form": OldRule(None, ((MemoryManager, "_lay_out", _keeps_first_form),)),
+    "a deposed root agent writes": OldRule(
+        ((Membership, "write_as_root", _writes_deposed),),
+        seed=2,
+        shape=WorldShape(),
+        schedule=((5.0, "kill_rank", 0), (0.01, "freeze", ROOT), (6.0, "thaw_all")),
+    ),
+    "two readings of the store may both begin a root agent": OldRule(
+        ((Agent, "_read_store", Agent._read_and_obey),),
+        seed=298,
+        shape=WorldShape(nodes=2, standbys=1, workers=2),
+        schedule=((4.426, "compact"), (0.092, "kill", 4, 1)),
+    ),
     "a root agent that misses agents stays": OldRule(
-        None, ((RootShell, "_yield_if_others_may_reach_more", _stays),)
+        ((RootShell, "_yield_if_others_may_reach_more", _stays),),
+        seed=206,
+        shape=WorldShape(nodes=4, standbys=1, has_tier=False),
+        schedule=((26.0, "cut", ROOT, 0), (11.6, "cut", ROOT, 2), (47.4, "core", 0, 1, 2, 3)),
     ),
     "a root agent yields only to those it reaches": OldRule(
-        None, ((RootShell, "_yield_if_others_may_reach_more", _yields_to_reached),)
+        ((RootShell, "_yield_if_others_may_reach_more", _yields_to_reached),),
+        seed=1262,
+        shape=WorldShape(),
+        schedule=((42.564, "kill_rank", 3),),
     ),
+    "agents forget rewinds": OldRule(((WorkerHistory, "_go_back", _forgets),)),
+    "nothing is said again": _root(SaysNothingAgain),
+    "an exclusion never ends": _root(ExcludesForGood),
+    "returning nodes are not inventoried": _root(AsksNoReturningNode),
     "a root agent that is cut off stays": OldRule(
-        None, ((CutOff, "is_certain", lambda *_, **__: False),)
+        ((CutOff, "is_certain", lambda *_, **__: False),)
     ),
     "a root agent that is cut off begins recoveries": OldRule(
-        None, ((RootShell, "_until_others_are_reached", _is_sure),)
+        ((RootShell, "_until_others_are_reached", _is_sure),)
     ),
-    "a fence is answered before workers have ended": OldRule(
-        None, ((Supervisor, "_fence", _says_fenced_first),)
-    ),
-    "agents obey orders from before a fence": OldRule(
-        None, ((Supervisor, "obey", _obeys_old_orders),)
-    ),
-    "a deposed root agent writes": OldRule(None, ((Membership, "write_as_root", _writes_deposed),)),
-    "a node that was replaced goes on": OldRule(None, ((Agent, "_rejoin", _rejoins_with_workers),)),
+    "agents obey orders from before a fence": OldRule(((Supervisor, "obey", _obeys_old_orders),)),
+    "a node that was replaced goes on": OldRule(((Agent, "_rejoin", _rejoins_with_workers),)),
     "leases count as soon as a store is back": OldRule(
-        None, ((Agent, "_note_store_away", _never_waits_for_leases),)
+        ((Agent, "_note_store_away", _never_waits_for_leases),)
     ),
 }
 
