@@ -222,6 +222,22 @@ def test_the_sliders_keys_go_to_the_start_and_to_the_newest_moment(log: Path, pa
         assert at_s == end_s > first_s
 
 
+def test_the_tab_key_stops_at_no_figure_that_comes_after_the_page(log: Path, page: Any) -> None:
+    write(log, lines_of_a_run())
+    with shown(log, page):
+        wait_for(page, "Eq. (1) of the paper")
+        page.wait_for_function(
+            """() => {
+                const stops = (root) => [...root.querySelectorAll("*")].flatMap((one) => [
+                    ...(one.matches(".bk-events") ? [one.tabIndex] : []),
+                    ...(one.shadowRoot ? stops(one.shadowRoot) : []),
+                ])
+                const found = stops(document)
+                return found.length > 4 && found.every((index) => index === -1)
+            }"""
+        )
+
+
 def test_the_page_goes_on_to_the_next_run(tmp_path: Path, page: Any) -> None:
     lines = lines_of_a_run()
     logs = [write(tmp_path / "first" / "events.jsonl", lines)]

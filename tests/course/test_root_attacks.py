@@ -1,5 +1,6 @@
 """Root agents of one's own in simulated labs: what breaks them, and what does not."""
 
+import asyncio
 import signal
 import threading
 import time
@@ -249,6 +250,19 @@ def test_the_smallest_is_found_drawn_and_replayed_until_it_is_mended():
     assert "Failed(worker_exited)" in drawn
     with pytest.raises(ConfigError, match="no failures of its own"):
         found.scenario(iteration=1)
+
+
+def test_a_cell_may_attack_although_its_kernel_runs_an_event_loop():
+    """JupyterLab calls cells from a task of its own loop, which goes on afterwards."""
+
+    async def cell():
+        before = asyncio.current_task()
+        found = attack(lambda state, event, cluster: None, stage="root", within_s=60.0)  # noqa: ARG005
+        assert asyncio.current_task() is before
+        await asyncio.sleep(0)
+        return found
+
+    assert not asyncio.run(cell()).holds
 
 
 def test_the_smallest_cases_come_first():

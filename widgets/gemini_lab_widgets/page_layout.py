@@ -55,8 +55,12 @@ SKIP_CANVASES: Final = """
         }
     }
     visit(document)
+    document.addEventListener("gemini-drawn", () => visit(document))
 """
-"""Bokeh lets the Tab key stop at each figure, where no key does anything and nothing has a name."""
+"""Bokeh lets the Tab key stop at each figure, where no key does anything and nothing has a name.
+
+A live page gets its figures later, and says when (`js/pulse.js`).
+"""
 TURN: Final = """
     const theme = toggle.active ? "dark" : "light"
     document.documentElement.style.colorScheme = theme

@@ -1,9 +1,11 @@
 """Seeds: simulated worlds run one after the other, and the smallest schedule that breaks one."""
 
 import argparse
+import asyncio
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,8 +44,36 @@ def run(seed: int, shape: WorldShape, schedule: Sequence[Happening]) -> Ran:
     return run_world(BefallenWorld(seed, shape, schedule))
 
 
+@contextmanager
+def _no_other_loop() -> Iterator[None]:
+    """Have no event loop count as running: a notebook's kernel runs cells within its own.
+
+    A thread would do, but the limit on what a reader's function may take needs the main one. The
+    four calls are those that Python documents for other event loops.
+    """
+    outer = asyncio._get_running_loop()  # noqa: SLF001 - as above
+    if outer is None:
+        yield
+        return
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.tasks._leave_task(outer, task)  # noqa: SLF001 - as above
+    asyncio._set_running_loop(None)  # noqa: SLF001 - as above
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)  # noqa: SLF001 - as above
+        if task is not None:
+            asyncio.tasks._enter_task(outer, task)  # noqa: SLF001 - as above
+
+
 def run_world(one: BefallenWorld) -> Ran:
     """Return what comes of a world."""
+    with _no_other_loop():
+        return _run_alone(one)
+
+
+def _run_alone(one: BefallenWorld) -> Ran:
     world = one.world
     try:
         world.loop.run_until_complete(one.live())

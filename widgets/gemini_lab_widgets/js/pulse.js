@@ -5,15 +5,19 @@
 import { nameHandles } from "./handles.js";
 
 const AGAIN_MS = 3000;
+const DRAWN_MS = 1000; // after a beat, Bokeh has drawn what came with it
 
 export function render({ model, view }) {
   const line = document.createElement("p");
   line.setAttribute("role", "status");
   line.hidden = true;
 
+  let drawing;
   const answer = () => requestAnimationFrame(() => {
     model.seen = model.beat;
     nameHandles();
+    clearTimeout(drawing);
+    drawing = setTimeout(() => document.dispatchEvent(new CustomEvent("gemini-drawn")), DRAWN_MS);
   });
   model.on("beat", answer);
   answer();
