@@ -6,8 +6,8 @@ It starts and ends the workers, has the memory read and versions saved, and says
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Coroutine
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.kept.workers import KeptWorkers
@@ -57,6 +57,7 @@ FENCE_S: Final = 1.0
 LONGEST_REASON: Final = 2000
 RANKS_WAITING: Final = 1024
 """Connections of ranks that wait for the one that serves their port, which starts meanwhile."""
+Order = TypeVar("Order", bound=RootOrder)
 
 
 class Supervisor:
@@ -240,12 +241,12 @@ class Supervisor:
         if order.epoch < self.epoch:
             return  # an order from before a fence
         self.epoch = order.epoch
-        await self._answered(order, self._do(order))
+        await self._answered(order, self._do)
 
-    async def _answered(self, order: RootOrder, work: Coroutine[None, None, None]) -> None:
+    async def _answered(self, order: Order, do: Callable[[Order], Awaitable[None]]) -> None:
         """Do what an order asks for, or tell the root agent why that cannot be done here."""
         try:
-            await work
+            await do(order)
         except (GeminiError, OSError) as error:
             reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
             name = type(order).__name__
@@ -256,7 +257,7 @@ class Supervisor:
             case Fence():
                 await self._fence(order)
             case TakeInventory():
-                work = self._answered(order, self._take_inventory(order))
+                work = self._answered(order, self._take_inventory)
                 self._inventory = self._tasks.begin(work)
             case Hold() | GoBack() | CallRoll():
                 self._ask_workers(order)

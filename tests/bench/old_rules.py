@@ -205,7 +205,7 @@ _GOOD = planning.good_copies
 
 async def _obeys_old_orders(agent: Any, order: Any) -> None:
     agent.epoch = max(agent.epoch, order.epoch)
-    await agent._answered(order, agent._do(order))
+    await agent._answered(order, agent._do)
 
 
 async def _writes_deposed(membership: Any, _: Any, values: Any) -> bool:
