@@ -193,6 +193,7 @@ async def test_an_agent_whose_lease_ran_out_is_lost_and_joins_again_when_it_is_r
     address = await agents.start(listen)
     await agents.links.open({"node-1": address})
     agents.links.follow({}, is_settled=False)  # the store was away: that says nothing
+    assert agents.told.empty()
     agents.links.follow({}, is_settled=True)
     lost = await agents.next()
     assert isinstance(lost, AgentLost)

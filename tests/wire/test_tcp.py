@@ -126,23 +126,28 @@ async def test_a_challenge_that_is_passed_on_opens_no_other_door(house):
     assert house.guests == []
 
 
-async def test_a_greeting_cannot_be_exchanged_for_another(house):
-    """Who changes a byte of what an opener says has no proof for it."""
-    live = await house.open()
+async def test_a_greeting_cannot_be_exchanged_for_another(house, monkeypatch):
+    """Who stands in the way and changes a byte of what an opener says has no proof for it."""
+    host, _, port = (await house.open()).rpartition(":")
+    dial, answers = asyncio.open_connection, []
 
     async def meddle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = live.rpartition(":")
-        there = await asyncio.open_connection(host, int(port))
+        there = await dial(host, int(port))
         writer.write(await there[0].readexactly(20))
-        said = await reader.read(4096)
+        said = b""
+        while b"node-1" not in said:
+            said += await reader.read(4096)
         there[1].write(said.replace(b"node-1", b"node-2"))
+        answers.append(await there[0].read(4096))
         writer.close()
 
     meddler = await asyncio.start_server(meddle, "127.0.0.1", 0)
-    port = meddler.sockets[0].getsockname()[1]
+    way = meddler.sockets[0].getsockname()[1]
+    monkeypatch.setattr(asyncio, "open_connection", lambda host, _, **more: dial(host, way, **more))
     with pytest.raises((LaunchError, EOFError)):
-        await connect(f"127.0.0.1:{port}", TOKEN, HELLO, timeout_s=5)
+        await connect(f"{host}:{port}", TOKEN, HELLO, timeout_s=5)
     meddler.close()
+    assert answers == [b""]
     assert house.guests == []
 
 
