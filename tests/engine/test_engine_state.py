@@ -129,6 +129,17 @@ def test_a_rank_knows_its_place_among_ranks_that_differ(server, tmp_path, case, 
     assert [one["place"] for one in found] == places
 
 
+def test_a_pipeline_under_zero_0_keeps_once_what_a_column_holds(server, tmp_path):
+    """AdamW keeps three times the weights; the ranks of a stage hold the same."""
+    case = {"stage": 0, "optimizer": "AdamW", "stages": 2}
+    found = server.run(tmp_path, case=case, ranks=4, seed=1, until=1)
+    layouts = [rank["layout"] for rank in found]
+    shapes = [shape for one in layouts[::2] for shape in one["weights"].values()]
+    state = 3 * 4 * sum(map(math.prod, shapes))
+    kept = sum(one["payload_bytes"] - one["small_capacity_bytes"] for one in layouts)
+    assert state <= kept <= state + 64 * sum(len(one["tensors"]) for one in layouts)
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="DeepSpeed compiles its own optimizers")
 @pytest.mark.parametrize(
     ("optimizer", "zero", "name"),
