@@ -150,7 +150,7 @@ def test_training_begins_in_the_epoch_and_at_the_batch_of_the_version(version, b
 def test_an_epoch_that_a_checkpoint_begins_anew_in_its_middle_is_refused():
     trainer = Trained()
     trainer.state.global_step = 7
-    with pytest.raises(UnsupportedError, match=r"ignore_data_skip=True begins the epoch anew"):
+    with pytest.raises(UnsupportedError, match="begins the checkpoint's epoch from"):
         hooked(trainer)._init_training_state(12, 4, 3, "checkpoint-7", None)
 
 

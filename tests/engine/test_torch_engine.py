@@ -190,7 +190,7 @@ def with_powersgd(model):
             )
             for hide in HIDDEN
         ),
-        (nn.Sequential, hooked, "in its attribute '_optimizer_step_post_hooks', beside its"),
+        (nn.Sequential, hooked, "in its attribute '_optimizer_step_post_hooks', outside its"),
         (
             nn.Sequential,
             lambda m: Recording(m.parameters(), lr=0.1),
