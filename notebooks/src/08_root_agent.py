@@ -79,8 +79,9 @@ def hasty(state, event, cluster):
 
 # %% [markdown]
 # `attack` runs a lab without processes, on a clock of its own: the real agents, and failures at
-# moments that are the same each time. All failures one by one at many moments, then a second one while the first is being answered, then
-# silence and return. The first case that breaks is made as small as possible.
+# moments that are the same each time. All failures come one by one at many moments, then a second
+# one while the first is being answered, then silence and return. The first case that breaks is made
+# as small as possible.
 
 # %%
 found = attack(hasty, within_s=seconds)
