@@ -137,7 +137,7 @@ def test_a_refused_size_says_so_and_where_its_second_try_begins():
         line.split()[0] for line in text.splitlines() if line.startswith(("  fenc", "  anew"))
     ] == [
         "fencing",
-        "anew:",
+        "again:",
         "fencing",
     ]
     assert "Traceback" not in text
