@@ -134,7 +134,7 @@ def test_a_refused_size_says_so_and_where_its_second_try_begins():
     assert "Recovery 1: resize to 3 nodes, refused, training again after" in text
     assert "! 3 nodes are refused: rank 0" in text
     assert [
-        line.split()[0] for line in text.splitlines() if line.startswith(("  fenc", "  anew"))
+        line.split()[0] for line in text.splitlines() if line.startswith(("  fenc", "  again"))
     ] == [
         "fencing",
         "again:",
