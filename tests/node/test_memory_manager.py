@@ -335,9 +335,10 @@ async def test_a_bulk_process_killed_in_a_save_fails_that_save_alone(tmp_path, b
 
 def test_nothing_is_left_of_an_owner_that_is_killed_while_its_save_hangs(tmp_path):
     """Its memory has no name: it is gone with the last process that has it."""
+    here = Path(__file__).parent
     code = f"""
         import asyncio, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path[:0] = {[str(here), str(here.parent)]!r}
         from test_memory_manager import *
 
         async def tell():
