@@ -123,7 +123,8 @@ class CudaQueues:
 
     def mark(self, lane: Lane) -> Mark:
         """Return an event on the lane's stream."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # Blocking: threads that wait for it would spin else, on cores that training needs.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream(lane))
         return event
 
