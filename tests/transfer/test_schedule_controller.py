@@ -225,7 +225,7 @@ def test_chunks_that_are_felt_count_with_what_they_cost_unless_it_was_the_machin
     felt = "iterations that carry a version take 1.4 s where 1.1 s were planned"
     assert any(felt in note for note in notes)
     was_it = bare_s == 1.1
-    assert any("they cost an iteration 300 ms beside" in note for note in notes) == was_it
+    assert any("they cost an iteration 300 ms more than" in note for note in notes) == was_it
     for one in both:
         schedule = one.controller.schedule
         assert schedule.iteration_s == pytest.approx(bare_s)

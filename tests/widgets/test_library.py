@@ -116,7 +116,7 @@ def test_a_page_says_why_a_part_is_coarse(tmp_path: Path) -> None:
     pyramid = follower.store.traffic.pyramid
     assert pyramid is not None
     pyramid.trouble = "No space left on device"
-    assert "takes no more (No space left on device)" in follower.trouble
+    assert "is full (No space left on device)" in follower.trouble
 
 
 @pytest.mark.timeout(60)

@@ -122,13 +122,14 @@ def test_a_run_is_put_beside_the_newest_earlier_one_of_its_job(tmp_path: Path) -
         )
     ]
     library = Library(lambda: logs[3])
-    assert library.partner(logs[3]) == logs[1]
-    assert library.partner(logs[0]) is None
-    assert Library(lambda: logs[3], beside=logs[2]).partner(logs[3]) == logs[2]
+    assert library.partners(logs[3]) == [logs[1]]
+    assert library.partners(logs[0]) == []
+    chosen = Library(lambda: logs[3], beside=[logs[2], logs[3], logs[0]])
+    assert chosen.partners(logs[3]) == [logs[2], logs[0]]
 
 
 def test_of_a_run_that_is_served_alone_no_other_one_is_offered(tmp_path: Path) -> None:
     logs = [write(ToldRun(), tmp_path / name) for name in ("private", "shown", "beside")]
-    library = Library(lambda: logs[1], is_open=False, beside=logs[2])
+    library = Library(lambda: logs[1], is_open=False, beside=[logs[2]])
     assert set(library.names()) == {"shown", "beside"}
     assert set(Library(lambda: logs[1]).names()) == {"private", "shown", "beside"}
