@@ -13,6 +13,7 @@ import torch
 from gemini_lab.errors import ConfigError
 from gemini_lab.units import KIB, MIB
 from gemini_lab_bench.peers import bench as peers_bench
+from gemini_lab_bench.peers import one_turn
 from gemini_lab_bench.peers.bench import take_turns
 from gemini_lab_bench.peers.catalog import CATALOG, FLOOR, OURS
 from gemini_lab_bench.peers.contract import (
@@ -256,6 +257,12 @@ def test_a_peer_that_comes_with_us_runs_on_this_python(tmp_path):
 
 
 # -- real processes --------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _less_patience(monkeypatch):
+    """Ranks that hang are to be told with their last words, before the test's own time is over."""
+    monkeypatch.setattr(one_turn, "PATIENCE_S", 200.0)
 
 
 def test_ours_keeps_a_copy_on_the_peer_and_loads_no_flipped_bit():
