@@ -89,6 +89,7 @@ class Page:
         self._pulse, self._timeline = Pulse(margin=0), Timeline()
         self._document = document
         self._pulse.sizing_mode = "stretch_width"
+        self._pulse.param.watch(self._go_on, "seen")
         self._tools = Tools(run=self._choose_run, beside=self._choose_beside, move=self._move)
         self._drawn: tuple[object, bool] = None, False  # what, and whether only in words
         self._rests_at_s = 0.0
@@ -194,9 +195,10 @@ class Page:
 
     @property
     def _is_idle(self) -> bool:
-        """Return whether only another run can bring news."""
+        """Return whether only another run can bring news, or a browser that answers at last."""
         is_over = self._shown.store.run.course.is_over and not self._shown.is_catching_up
-        return is_over and self._sheet.is_whole and self._drawn == (self._state(), False)
+        is_whole = self._sheet.is_whole or not self._pulse.seen
+        return is_over and is_whole and self._drawn == (self._state(), False)
 
     @property
     def _is_drawn(self) -> bool:
@@ -207,6 +209,11 @@ class Page:
         if self.period_ms != period_ms:
             self.period_ms = period_ms
             self.pace(period_ms)
+
+    def _go_on(self, _: object) -> None:
+        """Make the views that are still missing, because the browser has answered."""
+        if not self._sheet.is_whole:
+            self._keep_pace(TICK_MS)
 
     @property
     def _moment_s(self) -> float | None:
