@@ -154,7 +154,8 @@ def test_all_of_the_page_is_in_one_font_and_a_tile_has_its_name_on_one_line(
     write(log, lines_of_a_run())
     page = open_page(viewport={"width": 1440, "height": 900})
     with shown(log, page):
-        name = page.get_by_text("failures survivable", exact=True)
+        status = page.get_by_role("region", name="Status")
+        name = status.get_by_text("failures survivable", exact=True)
         name.wait_for()
         assert name.evaluate(
             "one => one.clientHeight < 1.6 * parseFloat(getComputedStyle(one).fontSize)"
