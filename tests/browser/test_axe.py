@@ -1,9 +1,10 @@
 """What a rule of accessibility can find on the page: nothing, in all its states, light and dark.
 
-The rules are axe-core's, from `node_modules` (npm install); without them the tests are skipped.
+The rules are axe-core's, as the package of Playwright's axe brings them.
 """
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from told_runs import with_a_bug
 
 from gemini_lab.log.entry import encode_entry
 
-RULES = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+AXE = find_spec("axe_playwright_python")
 SHOWN = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
 FOUND = """async () => (await axe.run()).violations.map(
     ({id, nodes}) => `${id}: ${nodes.map((node) => JSON.stringify(node.target)).join(" ")}`)"""
@@ -31,7 +32,9 @@ STATES: dict[str, Callable[[], list[str]]] = {
     "many nodes": lambda: lines_of_a_run(nodes=64),
 }
 
-pytestmark = pytest.mark.skipif(not RULES.is_file(), reason="axe-core is not installed")
+if AXE is None or AXE.origin is None:
+    pytest.skip("axe-playwright-python is not installed", allow_module_level=True)
+RULES = (Path(AXE.origin).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(params=["light", "dark"])
@@ -54,7 +57,7 @@ def found(page: Any, address: str) -> list[str]:
     """What the rules find at an address, at every width."""
     page.goto(address)
     page.wait_for_function(SHOWN)
-    page.evaluate(RULES.read_text(encoding="utf-8"))
+    page.evaluate(RULES)
     result: list[str] = []
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
@@ -74,6 +77,6 @@ def test_nothing_is_found_on_a_saved_page(page: Any, tmp_path: Path) -> None:
 def test_nothing_is_found_on_the_form_for_the_password(page: Any) -> None:
     with Dashboard(lambda: None) as dashboard:
         page.goto(dashboard.url)
-        page.evaluate(RULES.read_text(encoding="utf-8"))
+        page.evaluate(RULES)
         assert page.evaluate(FOUND) == []
         page.goto("about:blank")

@@ -11,6 +11,7 @@ from gemini_lab_widgets.controls import (
     LINES,
     RESIZE,
     REWIND,
+    STACKS,
     Controls,
     Layout,
     places,
@@ -30,6 +31,7 @@ from gemini_lab.log.events import (
     RunFailed,
     RunFinished,
     RunStarted,
+    StacksTaken,
 )
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.requests import DrainNode, ResizeRun, RewindRun, StopRun
@@ -182,6 +184,26 @@ def test_what_is_asked_for_reaches_the_run(lab, cluster, job, wanted):
         getattr(panel.asking, box).value = value
     panel.asking.button.click()
     assert cluster.asked == [(1, heard)]
+    panel.close()
+
+
+def test_the_stacks_of_a_rank_are_asked_of_its_node_and_shown(lab, cluster, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    begin(lab.run)
+    panel.refresh()
+    panel.asking.what.value = STACKS
+    assert panel.asking.count.value == 0
+    panel.asking.count.value = 2
+    panel.asking.button.click()
+    ((nodes, order),) = cluster.looked_at
+    assert (nodes, order.ranks) == ([NODES[2]], [2])
+    lines = ("thread MainThread", f'File "{HOSTILE}", line 3 in load')
+    tell(lab.run, StacksTaken(rank=2, epoch=1, pid=7, how="by its own thread", lines=lines))
+    panel.refresh()
+    assert "rank 2, by its own thread" in panel.log.value
+    assert "line 3 in load" in panel.log.value
+    assert HOSTILE not in panel.log.value
     panel.close()
 
 

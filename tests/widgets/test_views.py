@@ -362,6 +362,23 @@ def test_nobody_is_told_to_log_the_losses_of_a_simulation() -> None:
     assert "no model was trained" in view.words
 
 
+def test_the_status_shows_the_stacks_that_were_taken_and_leaves_open_what_was_opened() -> None:
+    run = ToldRun(nodes=2, standbys=0).protect().train(1, 2)
+    lines = ("thread MainThread, its innermost call first:", f"  File {HOSTILE!r}, line 24 in load")
+    run.say_worker(events.StacksTaken, 1, pid=7, how="by its own thread", lines=lines)
+    view = drawn(StatusView, run)
+    shown = view.stacks.text
+    assert "Stacks of rank 1 at" in shown
+    assert "line 24 in load" in shown
+    assert "<img" not in shown
+    view.update(tables(run.train(3, 4)))
+    assert view.stacks.text == shown
+    run.say_worker(events.StacksTaken, 1, pid=7, how="by a signal", lines=("elsewhere",))
+    view.update(tables(run))
+    assert "elsewhere" in view.stacks.text
+    assert "line 24" not in view.stacks.text
+
+
 def test_the_status_shows_who_is_to_leave_and_who_may() -> None:
     run = ToldRun(nodes=40).protect().train(1, 2)
     run.say_root(events.NodeLeaving, name="node-20")

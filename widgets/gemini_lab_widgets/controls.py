@@ -15,6 +15,7 @@ from typing import Final, Self
 
 import ipywidgets
 
+from gemini_lab.display import last_lines
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.injector.failures import FAILURES, NodesLoss, read_failure
 from gemini_lab.injector.scenario import Scenario
@@ -24,7 +25,7 @@ from gemini_lab.lab.pages import Decide
 from gemini_lab.lab.progress_bars import describe
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Protected, RunStarted
+from gemini_lab.log.events import Protected, RunStarted, StacksTaken
 from gemini_lab.log.file import read_log
 from gemini_lab.settings import SettingValue
 from gemini_lab_widgets.cell_output import CellOutput
@@ -33,6 +34,7 @@ from gemini_lab_widgets.live_strip import LiveStrip
 DRAIN: Final = "drain a node"
 REWIND: Final = "rewind, iterations"
 RESIZE: Final = "resize, to nodes"
+STACKS: Final = "stacks, of rank"
 WIDTH: Final = "150px"
 
 REFRESH_S: Final = 0.25
@@ -348,6 +350,8 @@ class Controls:
         self._strip.take(entry)
         if told := describe(entry):
             self._said.append(told.strip())
+        if isinstance(one := entry.event, StacksTaken):
+            self._said.append("\n".join([f"rank {one.rank}, {one.how}", *last_lines(one.lines)]))
 
     def _drawn(self, run: Run | None) -> str:
         if run is None:
@@ -387,7 +391,8 @@ def _offer(box: ipywidgets.Dropdown, options: tuple[tuple[str, str], ...]) -> No
 class Asking:
     """A row of the controls: what to ask for, of which node or how many, and a button.
 
-    What is asked for comes between two iterations, or comes to nothing; the run says which.
+    The run answers a request between two iterations, and reports if it cannot; stacks come at once,
+    also from a rank that hangs.
 
     Args:
         run: Gives the run that is asked, if there is one.
@@ -398,7 +403,9 @@ class Asking:
         self, run: Callable[[], Run | None], attempt: Callable[[Callable[[], None]], None]
     ) -> None:
         self._run = run
-        self.what = ipywidgets.Dropdown(description="Ask for", options=[DRAIN, REWIND, RESIZE])
+        self.what = ipywidgets.Dropdown(
+            description="Ask for", options=[DRAIN, REWIND, RESIZE, STACKS]
+        )
         self.node = ipywidgets.Dropdown(description="of", options=[])
         self.count = ipywidgets.BoundedIntText(
             value=1, min=1, max=1_000_000, layout=ipywidgets.Layout(width=WIDTH, display="none")
@@ -421,6 +428,8 @@ class Asking:
             run.drain(self.node.value or "")
         elif self.what.value == REWIND:
             run.rewind(self.count.value)
+        elif self.what.value == STACKS:
+            run.stacks(self.count.value)
         else:
             run.resize(self.count.value)
 
@@ -437,4 +446,6 @@ class Asking:
         is_drain = self.what.value == DRAIN
         self.node.layout.display = None if is_drain else "none"
         self.count.layout.display = "none" if is_drain else None
-        self.count.value = max(1, len(self.node.options)) if self.what.value == RESIZE else 1
+        self.count.min = 0 if self.what.value == STACKS else 1
+        counts = {RESIZE: max(1, len(self.node.options)), STACKS: 0}
+        self.count.value = counts.get(self.what.value, 1)

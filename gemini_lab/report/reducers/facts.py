@@ -31,6 +31,7 @@ from gemini_lab.log.events import (
     RunFailed,
     RunFinished,
     ShardRestored,
+    StacksTaken,
     SumsVerified,
     VersionComplete,
     WrongSums,
@@ -142,12 +143,14 @@ class RunTroubles:
         told: The newest, in order of the log.
         slow: What was said of each rank that is slow now.
         ailing: What was said of each node's faults that are seen now, by node and fault.
+        stacks: What each rank's threads did when a user asked last, and when that was.
     """
 
     def __init__(self) -> None:
         self.told: list[RankSlow | NodeAiling] = []
         self.slow: dict[int, RankSlow] = {}
         self.ailing: dict[tuple[str, str], NodeAiling] = {}
+        self.stacks: dict[int, tuple[float, StacksTaken]] = {}
         self._calls: dict[int, dict[int, tuple[int, ...]]] = {}  # newest iterations, by rank
 
     def lines(self) -> tuple[str, ...]:
@@ -180,6 +183,8 @@ class RunTroubles:
                 self._note(self.slow, one.rank, one)
             case NodeAiling() as one:
                 self._note(self.ailing, (one.name, one.fault), one)
+            case StacksTaken() as one if one.rank in self.stacks or len(self.stacks) < MOST_KEPT:
+                self.stacks[one.rank] = seconds(entry.at_s), one
             case RecoveryPlanned() | RunFinished() | RunFailed():  # ranks begin anew, or are gone
                 self.slow.clear()
                 self._calls.clear()

@@ -12,7 +12,7 @@ from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.reducers.course import Phase
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.tables.recoveries import Losses, Origin
-from gemini_lab.units import format_bytes
+from gemini_lab.units import format_bytes, format_seconds
 
 NodeHealth = Literal[
     "starting", "training", "recovering", "failed", "standby", "lost", "over", "drained", "left"
@@ -86,6 +86,8 @@ class Status:
     # When the run began, its command, its size, and what it is made with, for people.
     facts: tuple[str, ...] = ()
     ailing: tuple[str, ...] = ()  # ranks that are slow, and faults that machines tell of
+    # What workers' threads did when a user asked: whose, when and how, and the lines.
+    stacks: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 GONE_SHOWN: Final = 8
@@ -137,6 +139,10 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
         is_past=is_past,
         facts=tuple(_facts(run)),
         ailing=run.ailments.lines(),
+        stacks=tuple(
+            (f"rank {rank} at {format_seconds(at_s - course.started_at_s)}, {one.how}", one.lines)
+            for rank, (at_s, one) in sorted(run.ailments.stacks.items())
+        ),
     )
 
 

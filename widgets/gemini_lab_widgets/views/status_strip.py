@@ -31,6 +31,8 @@ DETAIL: Final = 40
 NAMED: Final = 32
 """Nodes that are shown one by one; of more, only those without ranks, those to leave, failed ones
 and the root agent's."""
+MOST_STACKS: Final = 64
+"""Ranks whose stacks are shown."""
 SIGNS: Final[dict[NodeHealth, str]] = {
     "training": "●",
     "starting": "◔",
@@ -96,6 +98,7 @@ li { font-size: 14px; border: 1px solid var(--gl-rule); border-radius: 14px; pad
 li i { font-style: normal; font-weight: 700; margin-right: 5px; }
 li small { color: var(--gl-dim); font-size: 12.5px; }
 p { margin: 0 0 3px; font-size: 13px; color: var(--gl-dim); }
+summary { font-size: 14px; cursor: pointer; padding: 2px 0; }
 p.wait { font-size: 15px; max-width: 44em; }
 """.replace("FONT", FONT)
     .replace("GREEN", css(GREEN))
@@ -114,7 +117,11 @@ class StatusView(View):
             disable_math=True, stylesheets=[CSS, OUTPUT_CSS], sizing_mode="stretch_width"
         )
         self.strip.html_attributes = {"role": "status", "aria-live": "off"}
-        return (self.strip,)
+        # Apart from the strip, so that what a reader has opened stays open while numbers change.
+        self.stacks = Div(
+            disable_math=True, stylesheets=[CSS, OUTPUT_CSS], sizing_mode="stretch_width"
+        )
+        return (self.strip, self.stacks)
 
     def update(self, tables: Tables) -> None:
         status = tables.status
@@ -130,6 +137,8 @@ class StatusView(View):
         self._say(
             "; ".join([*told, *(f"{name}: {value}, {note}" for name, value, note, _ in tiles)])
         )
+        self._write("".join(map(_stack, status.stacks[:MOST_STACKS])), self.stacks)
+        self.stacks.visible = bool(status.stacks)
         nodes = "".join(map(_node, _named(status)))
         parts = (
             f"<h2>{esc(shown(status.run or 'a run', longest=80))}{_badge(status)}</h2>",
@@ -156,9 +165,10 @@ class StatusView(View):
             f"<style>{looks}{CSS}{OUTPUT_CSS}</style><div class=bk-clearfix>{self.strip.text}</div>"
         )
 
-    def _write(self, text: str) -> None:
-        if self.strip.text != text:
-            self.strip.text = text
+    def _write(self, text: str, place: Any = None) -> None:
+        place = place or self.strip
+        if place.text != text:
+            place.text = text
 
 
 def _without_events(status: Status) -> str:
@@ -183,6 +193,13 @@ def _failure(status: Status) -> str:
         f"<p class=error>{esc(f'failed: {status.detail}')}</p>" if status.phase == "failed" else ""
     )
     return why + output_html(status.error, status.output)
+
+
+def _stack(stack: tuple[str, tuple[str, ...]]) -> str:
+    whose, lines = stack
+    return (
+        f"<details><summary>{esc(f'Stacks of {whose}')}</summary>{output_html('', lines)}</details>"
+    )
 
 
 def _diverged(status: Status) -> str:
