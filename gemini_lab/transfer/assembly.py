@@ -104,7 +104,7 @@ def _open_wire(
     bus_bytes_per_s = settings.copy_bytes_per_s if settings.scheme in SCHEDULED else None
     return Wire(
         group=group,
-        carry=None if link is None else link.carry,
+        link=link,
         empty=None if bus_bytes_per_s is None else own_link(bus_bytes_per_s).carry,
         lanes=lanes,
     )

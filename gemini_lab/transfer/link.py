@@ -129,9 +129,7 @@ class LinkBucket:
 
     def carry(self, size_bytes: float) -> None:
         """Reserve, and wait until the link has carried the bytes."""
-        done_s = self.reserve(size_bytes)
-        while (left_s := done_s - time.monotonic()) > 0:
-            time.sleep(left_s)
+        wait_until(self.reserve(size_bytes))
 
     def close(self) -> None:
         self._memory.close()
@@ -142,6 +140,12 @@ class LinkBucket:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def wait_until(done_s: float) -> None:
+    """Wait until a time on the clock of `time.monotonic`."""
+    while (left_s := done_s - time.monotonic()) > 0:
+        time.sleep(left_s)
 
 
 class LinkPacer:

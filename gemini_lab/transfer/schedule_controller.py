@@ -278,7 +278,7 @@ class ScheduleController:
         return calibrate(
             self._wire.group,
             sizes=sizes,
-            carry=self._wire.carry,
+            carry=None if self._wire.link is None else self._wire.link.carry,
             conditions=self._settings.conditions,
             lanes=self._wire.lanes,
         )

@@ -21,6 +21,7 @@ import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.transfer.group import TransferHandle
+from gemini_lab.transfer.link import wait_until
 from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.version import (
     Chunks,
@@ -60,7 +61,7 @@ class ScheduledRoute:
         wait_for_span: Callable[[int | None], None],  # returns when a chunk of that span may leave
     ) -> None:
         self._group = wire.group
-        self._carry = wire.carry
+        self._link = wire.link
         self._empty = wire.empty
         self._peers = peers
         self._schedule = schedules[peers.rank]
@@ -104,18 +105,22 @@ class ScheduledRoute:
         freed: dict[int, deque[TransferHandle]] = {peer: deque() for peer in self._peers.sends_to}
         works: list[TransferHandle] = []
         sent: list[SentBytes] = []
-        for chunk in self._schedule.chunks:
+        chunks = self._schedule.chunks
+        ends = [one.offset_bytes + one.size_bytes for one in chunks]
+        for number, chunk in enumerate(chunks):
             peer = self._peers.sends_to[chunk.replica - 1]
-            end = chunk.offset_bytes + chunk.size_bytes
-            local.up_to(end)
+            local.up_to(ends[number])
             if self._rooms and len(freed[peer]) >= len(self._rooms):
                 self._group.finish([freed[peer].popleft()])
             with self._group.waiting():
                 self._wait_for_span(chunk.span)
-                start_s = time.time()
-                if self._carry is not None:
-                    self._carry(chunk.size_bytes)
-            works.append(self._group.isend(payload[chunk.offset_bytes : end], peer))
+            start_s = time.time()
+            if self._link is not None:
+                done_s = self._link.reserve(chunk.size_bytes)
+                local.up_to(max(ends[number : number + 2]))  # while the link carries this chunk
+                with self._group.waiting():
+                    wait_until(done_s)
+            works.append(self._group.isend(payload[chunk.offset_bytes : ends[number]], peer))
             if self._rooms:
                 # A tag of its own, because Gloo pairs messages of one tag in the order in which
                 # they were begun.

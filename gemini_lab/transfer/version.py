@@ -14,6 +14,7 @@ from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.transfer.device_queues import Lanes
 from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.link import LinkBucket
 
 Pieces = Sequence[tuple[int, torch.Tensor]]
 """Offset in the payload, and the flat tensor whose bytes belong there; in order."""
@@ -107,7 +108,7 @@ class Wire:
     """The connections and devices that a rank's checkpoints travel over."""
 
     group: CheckpointGroup  # A process group over all ranks, used by nothing else
-    carry: Carry | None = None  # the node's emulated link, if it has one
+    link: LinkBucket | None = None  # the node's emulated link, if it has one
     # An emulated bus that brings sub-buffers to the slab, if there is one.
     empty: Carry | None = None
     lanes: Lanes | None = None  # the device's, if training runs on one

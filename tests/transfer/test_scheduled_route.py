@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.pipeliner import Chunk, ChunkSchedule
 from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.link import LinkBucket
 from gemini_lab.transfer.replicator import Replicator
+from gemini_lab.transfer.route import BackgroundRoute
 from gemini_lab.transfer.scheduled_route import ScheduledRoute, incoming_chunks
-from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
+from gemini_lab.transfer.version import Filled, OutgoingVersion, Peers, VersionBuffers, Wire
 
 CHUNK_BYTES = 64
 
@@ -180,3 +183,55 @@ def test_a_rank_receives_in_the_one_order_that_all_ranks_share(sizes) -> None:
             assert sum(chunk.size_bytes for chunk in mine) == sum(sizes[source])
         total += len(found)
     assert total == sum(len(one.chunks) for one in schedules.values())
+
+
+@pytest.mark.parametrize("by", ["background", "schedule"])
+def test_the_next_chunk_is_copied_while_an_emulated_link_carries_one(tmp_path, by) -> None:
+    """Else the link would be idle for as long as each copy takes, which no real one is."""
+
+    class Link(LinkBucket):
+        def reserve(self, size_bytes):
+            steps.append("reserve")
+            return super().reserve(size_bytes)
+
+    class Group(CheckpointGroup):
+        def isend(self, tensor, to, *, tag=0):
+            steps.append("send")
+            return super().isend(tensor, to, tag=tag)
+
+    class Copying:
+        """Copies nothing, and notes how many chunks it was asked for."""
+
+        payload_bytes = 3 * CHUNK_BYTES
+
+        def up_to(self, end_bytes):
+            steps.append(min(end_bytes, self.payload_bytes) // CHUNK_BYTES)
+
+    steps: list = []
+    store = dist.HashStore()
+    specs = [SlotSpec(shard, 3 * CHUNK_BYTES) for shard in range(2)]
+    plan = {rank: schedule([CHUNK_BYTES] * 3) for rank in range(2)}
+
+    def exchange(rank: int) -> None:
+        group = (Group if rank == 0 else CheckpointGroup)(store, rank=rank, world_size=2)
+        peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
+        source = Copying() if rank == 0 else Filled(payload_bytes=3 * CHUNK_BYTES)
+        with (
+            closing(Slab.create(specs, chunk_bytes=CHUNK_BYTES)) as slab,
+            Link(tmp_path / "link", bytes_per_s=1e6) as link,
+        ):
+            wire = Wire(group=group, link=link if rank == 0 else None)
+            route = (
+                BackgroundRoute(wire, peers)
+                if by == "background"
+                else ScheduledRoute(wire, peers, plan, wait_for_span=lambda _: None)
+            )
+            buffers = VersionBuffers(
+                own=slab.begin(rank, 1), incoming={1 - rank: slab.begin(1 - rank, 1)}
+            )
+            route.exchange(source, buffers, {1 - rank: 3 * CHUNK_BYTES})
+            route.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(exchange, range(2)))
+    assert steps == [1, "reserve", 2, "send", 2, "reserve", 3, "send", 3, "reserve", 3, "send"]

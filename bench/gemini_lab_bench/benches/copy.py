@@ -135,8 +135,8 @@ def _wire_rank(
     peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
     moved: list[MovedVersion] = []
 
-    def replicator(carry: Carry | None) -> Replicator:
-        return Replicator(Wire(group=group, carry=carry), peers, slab, on_moved=moved.append)
+    def replicator(link: LinkBucket | None) -> Replicator:
+        return Replicator(Wire(group=group, link=link), peers, slab, on_moved=moved.append)
 
     def version(by: Replicator) -> None:
         number, pieces = len(moved) + 1, [(0, source)]
@@ -154,7 +154,7 @@ def _wire_rank(
         bare(None)
 
     with LinkBucket(f"{store}-link-{rank}", bytes_per_s=LINK_BYTES_PER_S) as link:
-        free, paced = replicator(None), replicator(link.carry)
+        free, paced = replicator(None), replicator(link)
         times = _in_turn(
             {
                 "bare Gloo": lambda: bare(None),
