@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from gemini_lab.engine.frameworks.stepping import ENDS_AFTER, SAID_AFTER, UpdateWatch
+from gemini_lab.engine.frameworks.stepping import (
+    COMPARED_EVERY,
+    ENDS_AFTER,
+    SAID_AFTER,
+    UpdateWatch,
+)
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.protection import protect
 from gemini_lab.errors import UnsupportedError
@@ -78,6 +83,29 @@ def by_hand(training):
 def test_weights_that_the_script_writes_itself_are_said(training):
     training.passes(SAID_AFTER, lambda _: by_hand(training))
     assert [one.by for one in training.said] == ["the script itself"]
+
+
+def past_torch(training):
+    """Write as a CUDA graph does: torch counts nothing of it."""
+    for weight in training.model.parameters():
+        weight.data.sub_(0.1 * weight.grad)
+
+
+def test_writes_that_torch_does_not_count_are_found_by_a_comparison_and_end_the_loop(training):
+    training.passes(5, lambda _: training.optimizer.step())
+    with pytest.warns(UserWarning, match="CUDA graph made before"):
+        training.passes(3 * COMPARED_EVERY, lambda _: past_torch(training))
+    assert [one.version for one in training.said] == [5]
+    with pytest.raises(UnsupportedError, match="the newest version is 5"):
+        training.passes(1000, lambda _: past_torch(training))
+    assert len(training.said) == 1
+
+
+def test_weights_that_stay_as_they_are_through_many_passes_are_compared_without_a_word(training):
+    with torch.no_grad():
+        training.model.weight[0, 1] = torch.nan
+    training.passes(20 * COMPARED_EVERY, lambda _: None)
+    assert not training.said
 
 
 def test_by_a_setting_it_is_only_said():

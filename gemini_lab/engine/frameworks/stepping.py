@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gemini_lab.engine.contract import ZeroEngine
+from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.log import events
 
@@ -127,6 +128,13 @@ def hook_step(
 SAID_AFTER: Final = 3
 ENDS_AFTER: Final = 30
 """So many changes in a row, without an update of the protected optimizer between them."""
+COMPARED_EVERY: Final = 10
+"""So many passes in a row without an update: then bytes of the weights are compared. Torch does not
+count what a CUDA graph writes that was captured before `protect`, or a write through `.data`."""
+UNCOUNTED: Final = (
+    "writes that torch does not count (a CUDA graph made before `protect`, or `.data`)"
+)
+SAMPLED: Final = 32  # weights at most, 16 elements each
 
 
 class UpdateWatch:
@@ -150,6 +158,8 @@ class UpdateWatch:
         self._is_updating = False
         self._is_explained = True  # what has changed since the loop's last top
         self._in_a_row = 0
+        self._passes = 0  # since anything was seen to change the weights
+        self._sample: list[torch.Tensor] = []
         self._counts: list[int] = []
         self._hook: Any = register_optimizer_step_post_hook(uncompiled(self._see))
 
@@ -170,6 +180,10 @@ class UpdateWatch:
         self._is_on, counts = True, self._count()
         if not self._is_explained and counts != self._counts:
             self._note("the script itself")
+            self._is_explained = True
+        self._passes = 0 if self._is_explained else self._passes + 1
+        if self._passes and self._passes % COMPARED_EVERY == 0:
+            self._compare()
         self._counts, self._is_explained = counts, False
         if self._ends and self._in_a_row >= ENDS_AFTER:
             raise UnsupportedError(
@@ -183,6 +197,7 @@ class UpdateWatch:
     def begin_anew(self) -> None:
         """Begin to count again: a version was put back at the loop's top."""
         self._counts, self._is_explained, self._in_a_row = self._count(), False, 0
+        self._passes = 0
 
     def close(self) -> None:
         self._hook.remove()
@@ -195,9 +210,19 @@ class UpdateWatch:
             self._is_explained = True  # by this
             self._note(f"another {type(optimizer).__name__}")
 
-    def _note(self, by: str) -> None:
-        self._in_a_row += 1
-        if self._in_a_row == SAID_AFTER:
+    def _compare(self) -> None:
+        """Note whether sampled bytes of the weights have changed since the last call in a row."""
+        before, self._sample = self._sample, []
+        for weight in self._weights[:: -(-len(self._weights) // SAMPLED) or 1]:
+            part = local_part(weight).reshape(-1)
+            middle = part[part.numel() // 2 :][:16].clone()
+            self._sample.append(middle.view(torch.uint8))  # NaN differs from itself
+        if self._passes > COMPARED_EVERY and not all(map(torch.equal, before, self._sample)):
+            self._note(UNCOUNTED, COMPARED_EVERY)
+
+    def _note(self, by: str, changes: int = 1) -> None:
+        before, self._in_a_row = self._in_a_row, self._in_a_row + changes
+        if before < SAID_AFTER <= self._in_a_row:
             event = events.UpdatesUnkept(
                 version=self._version(), by=by, optimizer=self._protected, ends=self._ends
             )
