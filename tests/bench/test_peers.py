@@ -271,7 +271,9 @@ def test_ours_keeps_a_copy_on_the_peer_and_loads_no_flipped_bit():
     assert turn.findings.flips == {"silent": 0, "refused": 5, "harmless": 0}
     assert turn.findings.peer_copy_s is not None
     assert turn.findings.restore_s is not None
-    assert (turn.findings.guarded_torn, turn.findings.refuses_torn) == (0, True)
+    assert turn.findings.guarded_torn == 0
+    # It is not refused where all ranks had their copies before the update.
+    assert turn.findings.refuses_torn or turn.findings.torn == 0
     assert turn.findings.lost_saves in {0, 1}
     assert turn.peak_bytes > 4 * 2 * CONDITIONS.size_bytes
 

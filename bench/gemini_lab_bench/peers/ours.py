@@ -24,16 +24,15 @@ class Ours(Peer):
     def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         after, before = (task.rank + 1) % task.ranks, (task.rank - 1) % task.ranks
-        store = dist.FileStore(str(task.folder / "store"), task.ranks)  # type: ignore[attr-defined]
-        group = CheckpointGroup(store, rank=task.rank, world_size=task.ranks)
+        self._store = dist.FileStore(str(task.folder / "store"), task.ranks)  # type: ignore[attr-defined]
         self._slab = Slab.create(
             [SlotSpec(shard, task.size_bytes) for shard in (task.rank, before)],
             chunk_bytes=Settings().chunk_bytes,
         )
         self._whole_s = 0.0
-        self._wire = Wire(group=group)
+        self._starts = 0
         self._peers = Peers(rank=task.rank, sends_to=(after,), receives_from={before: 1})
-        self._replicator = self._make_replicator()
+        self._replicator = self._open_replicator()
 
     def begin(self, step: int) -> None:
         """Hand the tensors over: they are copied and sent while the iteration computes."""
@@ -46,11 +45,11 @@ class Ours(Peer):
         )
 
     def before_update(self) -> None:
-        self._replicator.wait()
+        self._wait()
 
     def finish(self) -> float:
         """Return when the version was whole on all ranks."""
-        self._replicator.wait()
+        self._wait()
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
@@ -84,15 +83,27 @@ class Ours(Peer):
         return copy.digests.view(np.uint8), np.asarray(copy.data)
 
     def start_over(self) -> None:
-        """Another replicator: one that has refused a version stays so."""
+        """Open another replicator: one that has refused a version stays so."""
         self._replicator.close()
-        self._replicator = self._make_replicator()
+        self._replicator = self._open_replicator()
 
     def close(self) -> None:
         self._replicator.close()
 
-    def _make_replicator(self) -> Replicator:
-        return Replicator(self._wire, self._peers, self._slab, on_moved=self._note)
+    def _open_replicator(self) -> Replicator:
+        self._starts += 1
+        store = dist.PrefixStore(f"start {self._starts}", self._store)  # type: ignore[attr-defined]
+        self._group = CheckpointGroup(store, rank=self.task.rank, world_size=self.task.ranks)
+        return Replicator(Wire(group=self._group), self._peers, self._slab, on_moved=self._note)
+
+    def _wait(self) -> None:
+        try:
+            self._replicator.wait()
+        except IntegrityError:
+            # As a worker's end does that refuses a version: a rank that had copied its own before
+            # the update waits for this one's checksums.
+            self._group.cut()
+            raise
 
     def _note(self, _: MovedVersion) -> None:
         self._whole_s = time.perf_counter()
