@@ -1,6 +1,7 @@
 """Settings that every test shares."""
 
 import asyncio
+import gc
 import inspect
 import os
 import random
@@ -86,6 +87,15 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=left_out)
     gone = {*left_out}
     items[:] = [item for item in items if item not in gone]
+
+
+def pytest_collection_finish():
+    """Take all that was imported and collected out of garbage collection.
+
+    `protect` collects garbage, which takes a second and more with thousands of tests in memory.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 
 from gemini_lab.job import python_command
+from gemini_lab.node.processes import kill_all
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where memory files are on Linux
 _DLROVER_SOCKETS: Final = Path("/tmp/ckpt_sock")  # noqa: S108 - where DLRover puts them
@@ -58,10 +59,7 @@ def end_those_in(folder: Path) -> None:
         with suppress(psutil.Error):
             if Path(process.cwd()).is_relative_to(folder):
                 doomed |= {process, *process.children(recursive=True)}
-    for process in doomed:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(doomed, END_S)
+    kill_all(doomed, within_s=END_S)
 
 
 def remove(folder: Path) -> None:

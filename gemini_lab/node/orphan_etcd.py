@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from gemini_lab.node.locked_tempdir import MPI_FILES, remove_left
-from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
+from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, kill_all, processes_of
 from gemini_lab.units import MIB, format_bytes
 
 FOLDER: Final = "gemini_lab-store-"
@@ -68,7 +68,8 @@ def _is_here(host: str) -> bool:
 
 def end_store(folder: str) -> None:
     """End the etcd that has its data in a folder, even if it is used, and remove the folder."""
-    _end([store for store in _stores() if _folder_of(store) == Path(folder)])
+    stores = [store for store in _stores() if _folder_of(store) == Path(folder)]
+    kill_all(stores, within_s=GONE_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -90,7 +91,7 @@ def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
             none |= {here for here, _ in _links(own)}
         left = [s for s in unkept if not _has_agent(s, over) and not _has_client(s, none)]
         folders = [folder for folder in map(_folder_of, left) if folder is not None]
-        _end(left)
+        kill_all(left, within_s=GONE_S)
         # Found before they were killed: a process that has ended has no command line. Some are
         # below another job's TMPDIR, where `remove_left` does not look.
         for folder in folders:
@@ -172,10 +173,3 @@ def _plain(address: Address) -> Address:
     """Return an address of IPv4 as such, also where a socket of IPv6 has it."""
     host, port = address
     return host.removeprefix("::ffff:"), port
-
-
-def _end(stores: Sequence[psutil.Process]) -> None:
-    for store in stores:
-        with suppress(psutil.Error):
-            store.kill()
-    psutil.wait_procs(stores, GONE_S)

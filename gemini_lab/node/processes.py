@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -85,6 +85,17 @@ def is_workers(process: psutil.Process) -> bool:
             return True
         return worker_of(process) not in {None, worker_of(psutil.Process())}  # a lab in a worker
     return False
+
+
+def kill_all(doomed: Collection[psutil.Process], *, within_s: float) -> None:
+    """Kill processes, and wait until none runs; one that the kernel does not end is left."""
+    for process in doomed:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    give_up_s = time.monotonic() + within_s
+    # psutil would wait for a zombie, too, whose parent may itself wait for us.
+    while any(map(is_alive, doomed)) and time.monotonic() < give_up_s:
+        time.sleep(0.01)
 
 
 def end_orphans(is_left: Callable[[psutil.Process], bool], *, within_s: float = 0.0) -> None:

@@ -1,5 +1,6 @@
 """Folders in memory go with their bench, however that ends."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gemini_lab.node.processes import kill_all
 from gemini_lab_bench.in_memory import folder_in_memory
 
 PATIENCE_S = 60.0
@@ -47,3 +49,13 @@ def test_a_folder_is_gone_after_its_block():
     with folder_in_memory("gemini-lab-test-") as folder:
         (folder / "file").touch()
     assert not folder.exists()
+
+
+def test_a_process_that_its_parent_does_not_reap_counts_as_ended():
+    """Ctrl-C on a bench would wait for it otherwise, and the bench for who waits."""
+    code = "import subprocess as s, sys; print(s.Popen(['sleep', '600']).pid); sys.stdin.read()"
+    command = [sys.executable, "-uc", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        kill_all([child], within_s=math.inf)
+        assert child.status() == psutil.STATUS_ZOMBIE
