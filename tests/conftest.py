@@ -10,6 +10,7 @@ import sys
 import tempfile
 import tomllib
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,10 @@ REAL = {"cluster": "cluster", "browser": "watched", "notebooks": "watched"}
 
 Each mostly waits, for imports, leases and pages: two turns at a time keep two processors busy.
 """
-LONGEST = "engine"
-"""The folder that takes longest: what begins last would otherwise be what all wait for."""
+RANKS = "ranks"
+"""Engine tests that share a server of ranks: together they take longest, and come next."""
+LONG_FILES = ("bench", "course")
+"""Folders whose files take longest: what begins last would otherwise be what all wait for."""
 
 YIELDING = 10
 """By how much a process that runs other tests beside those is nicer than they are."""
@@ -78,7 +81,7 @@ def pytest_collection_modifyitems(config, items):
     A file or test named on the command line runs whatever its tier, a long one if it is named.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: turn_of(room_of(item.nodeid)))
+        items.sort(key=lambda item: turn_of(scope_of(item.nodeid)))
     if config.getoption("--long") or any("::" in each for each in config.args):
         return
     is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS
@@ -167,9 +170,25 @@ class Durations:
         self.cache.set(DURATIONS, dict(ranked))
 
 
-def turn_of(room: str) -> int:
-    """Return when a room's tests begin: the real ones first, then those that take longest."""
-    return 0 if room in REAL else 1 if room == LONGEST else 2
+def turn_of(scope: str) -> int:
+    """Return when a scope's tests begin: the real ones first, then those that take longest."""
+    if scope in REAL.values():
+        return 0
+    return 1 if scope == RANKS else 2 if room_of(scope) in LONG_FILES else 3
+
+
+def scope_of(nodeid: str) -> str:
+    """Return what one process runs in turn: a file, or all that share ranks or real nodes."""
+    file, room = nodeid.partition("::")[0], room_of(nodeid)
+    if room in REAL:
+        return REAL[room]
+    return RANKS if room == "engine" and uses_ranks(file) else file
+
+
+@cache
+def uses_ranks(file: str) -> bool:
+    """Return whether tests of a file ask for the server of ranks."""
+    return "server" in Path(__file__).parents[1].joinpath(file).read_text()
 
 
 def room_of(nodeid: str) -> str:
@@ -179,13 +198,12 @@ def room_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2` each process runs real ones in turn, and when these are done what computes."""
+    """Give one process the real ones in turn, and the others what computes."""
     from xdist.scheduler import LoadScopeScheduling
 
     class RealOnesInTurns(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            room = room_of(nodeid)
-            return REAL.get(room, room)
+            return scope_of(nodeid)
 
     config.option.loadscopereorder = False  # the real ones come first
     return RealOnesInTurns(config, log)

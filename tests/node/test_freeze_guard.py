@@ -1,5 +1,6 @@
 """A node that stands still ends with its lab, and not before."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -54,19 +55,22 @@ def store(etcd: EtcdAddress, prefix: str) -> Iterator[EtcdStore]:
 
 
 @pytest.fixture
-def node(etcd: EtcdAddress, prefix: str) -> Iterator[list[psutil.Process]]:
-    """A process as an agent is, and one that it started."""
+def nodes(etcd: EtcdAddress, prefix: str) -> Iterator[list[list[psutil.Process]]]:
+    """Two processes as agents are, and one that each started."""
     words = [sys.executable, "-c", NODE, prefix, msgspec.json.encode(etcd).decode()]
-    agent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    assert agent.stdout is not None
-    processes = [psutil.Process(agent.pid), psutil.Process(int(agent.stdout.readline()))]
-    assert agent.stdout.readline() == "guarded\n"
+    agents = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    processes = []
+    for agent in agents:
+        below = psutil.Process(int(agent.stdout.readline()))
+        processes.append([psutil.Process(agent.pid), below])
+        assert agent.stdout.readline() == "guarded\n"
     yield processes
-    for process in processes:
+    for process in itertools.chain(*processes):
         if process.is_running():
             process.kill()
-    agent.wait()
-    agent.stdout.close()
+    for agent in agents:
+        agent.wait()
+        agent.stdout.close()
 
 
 def freeze(node: list[psutil.Process]) -> None:
@@ -89,24 +93,19 @@ def is_over(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_frozen_node_outlives_no_lab(store: EtcdStore, node: list[psutil.Process]) -> None:
-    guard = guard_of(node)
-    freeze(node)
+def test_a_frozen_node_outlives_no_lab_and_one_that_goes_on_is_left_alone(store, nodes) -> None:
+    guards = [guard_of(node) for node in nodes]
+    for node in nodes:
+        freeze(node)
     time.sleep(4)
-    assert not any(is_over(process) for process in node)
-    store.delete(LAB_KEY)
-    until(lambda: all(is_over(process) for process in (*node, guard)))
-
-
-def test_a_node_that_goes_on_is_left_alone(store: EtcdStore, node: list[psutil.Process]) -> None:
-    guard = guard_of(node)
-    freeze(node)
-    time.sleep(4)
-    for process in node:
+    assert not any(is_over(process) for process in itertools.chain(*nodes))
+    stays, frozen = nodes
+    for process in stays:
         process.send_signal(signal.SIGCONT)
-    until(lambda: is_over(guard))
+    until(lambda: is_over(guards[0]))
     store.delete(LAB_KEY)
-    assert not any(is_over(process) for process in node)
+    until(lambda: all(is_over(process) for process in (*frozen, guards[1])))
+    assert not any(is_over(process) for process in stays)
 
 
 @pytest.fixture

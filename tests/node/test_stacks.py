@@ -12,7 +12,7 @@ import pytest
 from gemini_lab.node.stacks import BY_SIGNAL, GIVEN, named, take_stacks
 
 WORKER = """
-    import ctypes, sys, threading, time
+    import ctypes, select, struct, sys, threading, time
     from pathlib import Path
     from gemini_lab.engine.heartbeat import Heartbeat
     from gemini_lab.node.stacks import offer_stacks
@@ -21,9 +21,10 @@ WORKER = """
 
     def stuck_in_the_script():
         if way == "sleeps":
-            time.sleep(6)
+            sys.stdin.readline()
         if way == "keeps the lock":  # a call of a library that does not let other threads run
-            if ctypes.PyDLL(None).sleep(8):
+            asked = struct.pack("ihh", 0, select.POLLIN, 0)
+            if ctypes.PyDLL(None).poll(asked, 1, -1) != 1:  # a signal in its thread would end it
                 print("cut short")
 
     def works():
@@ -76,7 +77,8 @@ def taken(tmp_path, pid):
 
 
 def goes_on(one):
-    """Whether a worker is unharmed: it comes to its end in the ordinary way."""
+    """Whether a worker is unharmed: it comes to its end in the ordinary way, now that it may."""
+    one.stdin.write("\n")
     one.stdin.close()
     return one.stdout.read() == "went on\n" and one.wait(30) == 0
 
