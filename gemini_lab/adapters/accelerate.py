@@ -118,7 +118,7 @@ def trained_by(
         ConfigError: It has settings in two places.
     """
     require(accelerator, *_READ, package="accelerate")
-    require_data_parallel(accelerator)
+    require_whole_batches(accelerator)
     if (zero := getattr(accelerator, "deepspeed_engine_wrapped", None)) is not None:
         if settings is not None:
             raise ConfigError(
@@ -162,22 +162,19 @@ def _wraps(kind: type) -> bool:
     return issubclass(kind, DistributedDataParallel) or kind.__name__ == "OptimizedModule"
 
 
-def require_data_parallel(accelerator: Accelerator) -> None:
-    """Refuse ranks that share more than data, or hold gradients scaled in two ways.
+def require_whole_batches(accelerator: Accelerator) -> None:
+    """Refuse ranks that exchange their batches before they read them.
 
     Raises:
         UnsupportedError: They do.
     """
-    shared = accelerator.parallelism_config
-    for name in ("tp_size", "cp_size", "sp_size"):
-        size = getattr(shared, name, 1) or 1
-        if size > 1:
-            raise UnsupportedError(
-                f"the Accelerator's parallelism_config has {name}={size}, and ranks that share a "
-                "sequence or a layer are untried through Accelerate; use dp_replicate_size and "
-                "dp_shard_size alone, or write the loop without it, with gemini_lab.protect("
-                "model=model, optimizer=optimizer), which keeps a model that a mesh cuts"
-            )
+    size = getattr(accelerator.parallelism_config, "sp_size", 1) or 1
+    if size > 1:
+        raise UnsupportedError(
+            f"the Accelerator's parallelism_config has sp_size={size}, so that its loader gives a "
+            "batch in parts, and a place within these does not come back; use cp_size or tp_size, "
+            "or DeepSpeed's Ulysses with an mpu and a loader of your own"
+        )
 
 
 def left_out(accelerator: Accelerator, environment: Mapping[str, str]) -> Iterator[str]:

@@ -85,11 +85,11 @@ def test_a_wrapper_that_could_not_be_made_is_none():
         (prepared(), "prepared 0 models and 0 optimizers.*after accelerator.prepare"),
         (prepared(nn.Linear(1, 1), nn.Linear(1, 1)), "2 models and 2 optimizers.*of one module"),
         (
-            prepared(nn.Linear(1, 1), parallelism_config=SimpleNamespace(tp_size=2)),
-            "tp_size=2.*use dp_replicate_size and dp_shard_size alone",
+            prepared(nn.Linear(1, 1), parallelism_config=SimpleNamespace(sp_size=2)),
+            "sp_size=2.*use cp_size or tp_size",
         ),
     ],
-    ids=["none", "two", "tensor parallel"],
+    ids=["none", "two", "sequence parallel"],
 )
 def test_what_is_not_one_model_shared_as_data_is_refused(accelerator, words):
     with pytest.raises(UnsupportedError, match=words):

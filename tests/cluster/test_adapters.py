@@ -142,9 +142,34 @@ TRL = """
         with open(f"{sys.argv[1]}/history.json", "w") as file:
             json.dump(trainer.state.log_history, file)
 """
+EXPERTS = (
+    TRAINER.replace(
+        "    from transformers import TrainingArguments\n",
+        "    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainingArguments\n"
+        "    from transformers.distributed import DistributedConfig\n"
+        "    import torch.distributed as dist\n",
+    )
+    .replace("deepspeed=ds, ", "")
+    .replace(
+        "    config = GPT2Config(",
+        """    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        vocab_size=56, hidden_size=16, intermediate_size=24, moe_intermediate_size=12,
+        num_experts=4, num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=4, attention_dropout=0.1, bos_token_id=0, eos_token_id=0,
+    )).save_pretrained(sys.argv[1] + "-model")
+    dist.barrier()
+    model = Qwen3MoeForCausalLM.from_pretrained(
+        sys.argv[1] + "-model", distributed_config=DistributedConfig(fsdp_size=4, ep_size=2))
+    config = GPT2Config(""",
+    )
+    .replace("GPT2LMHeadModel(config), arguments", "model, arguments")
+)
 SCRIPTS = {
     "Trainer with ZeRO-2": TRAINER,
     "Trainer with DDP": TRAINER.replace("deepspeed=ds, ", ""),
+    "Trainer with experts on some ranks": EXPERTS,
     "Lightning with DDP": LIGHTNING,
     "Lightning with FSDP2": SHARDED,
 }
@@ -173,8 +198,13 @@ def both(lab, script, tmp_path):
     return train
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if script == EXPERTS else pytest.param(name, marks=pytest.mark.long)
+        for name, script in SCRIPTS.items()
+    ],
+)
 def test_a_trainer_comes_back_bit_by_bit_from_a_worker_and_a_node(both, name):
     """tests/engine/test_loops.py has it for more places; here it is started as users do."""
     pytest.importorskip("transformers")

@@ -30,9 +30,37 @@ def test_a_loop_goes_on_with_the_numbers_of_one_that_never_stopped(
         pytest.importorskip("accelerate")
         pytest.importorskip("lightning")
         pytest.importorskip("transformers")
-    whole = server.run(tmp_path, loop=loop, wanted=versions)
+    require_same(server, tmp_path, loop, versions)
+
+
+@pytest.mark.parametrize(
+    ("loop", "ranks"),
+    [
+        ("accelerated TP", 2),
+        ("accelerated CP", 2),
+        ("trainer loaded FSDP2", 2),
+        ("trainer loaded HSDP", 4),
+        ("trainer loaded TP", 2),
+        ("trainer loaded TP x FSDP2", 4),
+        ("trainer loaded EP", 2),
+        ("trainer loaded EP x FSDP2", 4),
+        ("trainer loaded EP x TP", 4),
+    ],
+)
+def test_a_librarys_ranks_that_share_a_layer_or_a_sample_go_on_as_well(
+    server, tmp_path, loop, ranks
+):
+    """Models that transformers cuts as it loads them, and Accelerate's ParallelismConfig."""
+    pytest.importorskip("transformers")
+    require_same(server, tmp_path, loop, [3, 5], ranks=ranks)
+
+
+def require_same(server, folder, loop, versions, *, ranks=2):
+    """Fail unless a loop that begins with one of its versions goes on as it would have."""
+    job = {"loop": loop, "ranks": ranks}
+    whole = server.run(folder, **job, wanted=versions)
     for version in versions:
-        resumed = server.run(tmp_path, loop=loop, load=version)
+        resumed = server.run(folder, **job, load=version)
         for before, after in zip(whole, resumed, strict=True):
             expected = {n: loss for n, loss in before["losses"].items() if int(n) % 100 > version}
             assert len(expected) >= 6
