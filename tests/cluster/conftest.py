@@ -104,15 +104,15 @@ def no_run_goes_on(request) -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def undisturbed(lab, pair) -> Callable[..., RunReport]:
-    """The report of a job that never fails, by its arguments."""
+def undisturbed(request) -> Callable[..., RunReport]:
+    """The report of a job that never fails, by its arguments; its lab is made if one is asked for."""
     known: dict[tuple[int, int], RunReport] = {}
-    labs = {2: pair, 4: lab}
 
     def report(*, iterations: int, nodes: int = 4) -> RunReport:
         if (iterations, nodes) not in known:
             job = gpt_job(size="tiny", iterations=iterations)
-            run = labs[nodes].train(job, persistent_url=None).wait(200)
+            lab = request.getfixturevalue({2: "pair", 4: "lab"}[nodes])
+            run = lab.train(job, persistent_url=None).wait(200)
             known[iterations, nodes] = run.report()
             assert known[iterations, nodes].recoveries == ()
         return known[iterations, nodes]

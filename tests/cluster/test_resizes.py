@@ -10,7 +10,7 @@ from gemini_lab.training.quickstart import gpt_job
 from gemini_lab_bench.benches.live_lab import wait_for
 from gemini_lab_bench.benches.resize import means
 
-ITERATIONS = 24
+ITERATIONS = 16
 
 
 def job(**options):
