@@ -8,15 +8,6 @@ from made import made
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, WrongSums
 from gemini_lab_bench.benches.verify import Try, longer_in, tries_rows
-from gemini_lab_bench.benches.verify_ranks import (
-    RANKS,
-    STRUCK_AT,
-    BitStrike,
-    RankTrial,
-    outcomes,
-    rows_of,
-    strikes,
-)
 
 
 def found(*nodes):
@@ -53,35 +44,3 @@ def test_a_verified_iteration_is_compared_with_those_beside_it():
     ]
     (longer,) = longer_in(log)
     assert longer == pytest.approx(2.0)
-
-
-def test_real_ranks_name_the_one_that_was_struck_and_nobody_where_none_was():
-    """Two kinds of engines, one strike each, in the own work and in another's."""
-    trials = [
-        RankTrial(
-            engine="DDP",
-            seed=1,
-            strike=BitStrike(rank=1, where="gradient", lasts=False, in_replay=True),
-        ),
-        RankTrial(
-            engine="ZeRO-3",
-            seed=2,
-            strike=BitStrike(rank=2, where="optimizer", lasts=True, in_replay=False),
-        ),
-        RankTrial(engine="ZeRO-3", seed=3),
-    ]
-    *tries, clean = outcomes(trials, ranks=3)
-    assert [one.is_named for one in tries] == [True, True]
-    assert not any(one.accuses_another for one in (*tries, clean))
-    assert (clean.clean, clean.found) == (STRUCK_AT, None)
-    rows = {row.name: row.values for row in rows_of(tries, [clean])}
-    assert rows["gradient of real ranks: of 1, the machine was named"] == (1,)
-    assert rows["undisturbed iterations of real ranks: of 2, with an accusation"] == (0,)
-
-
-def test_a_hundred_trials_strike_in_every_kind_of_place_of_every_kind_of_engine():
-    drawn = [*strikes(100)]
-    kinds = {(t.engine, t.strike.where, t.strike.lasts, t.strike.in_replay) for _, t in drawn}
-    assert len(kinds) == 4 * 3 * 2 * 2
-    assert {ranks for ranks, _ in drawn} == {*RANKS}
-    assert all(t.strike.rank < ranks for ranks, t in drawn)

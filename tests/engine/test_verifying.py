@@ -70,6 +70,14 @@ def test_a_machine_whose_bits_turn_is_named_and_training_stands_still(
         assert version in one["kept"]
 
 
+def test_a_machine_that_is_wrong_only_in_anothers_work_is_named_and_not_the_other(run):
+    flaw = {"where": "gradient", "lasts": False, "on_wrong": "drain", "in_replay": True}
+    for one in run(engine="DDP", **FLAWED, **flaw):
+        ((*_, nodes, suspects, version, replays),) = one["wrong"]
+        assert (nodes, suspects, version) == (["node-1"], [], 3)
+        assert replays <= 2
+
+
 def test_the_verified_version_stays_in_memory_while_newer_ones_come_and_go(run):
     for one in run(engine="ZeRO-3", every=5, steps=9):
         assert one["kept"] == [5, 8, 9]

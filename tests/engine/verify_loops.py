@@ -62,10 +62,17 @@ def _stand_still():
     raise StandsStillError
 
 
-def verifying(job, said):
-    """Makes what has a job's iterations verified, as its case says."""
+def verifying(job, said, strike):
+    """Makes what has a job's iterations verified, as its case says.
+
+    `strike` is called while another rank's work is computed again.
+    """
     case = job.case
     rank, nodes = dist.get_rank(), dist.get_world_size()
+
+    def apart():
+        strike()
+        return nullcontext()
 
     def verification(state):
         if "every" not in case:
@@ -77,7 +84,7 @@ def verifying(job, said):
             seats=Seats(nodes=nodes, members=tuple(f"node-{n}" for n in range(nodes))),
             every=case["every"],
             is_first=case.get("is_first", True),
-            apart=nullcontext,
+            apart=apart,
         )
         return Verification(
             verifier,
@@ -100,21 +107,34 @@ def verified(job):
         MODELS[case["model"]](made.model.module)
     job.keeper = SlabKeeper(buffers=3)
     loader = DataLoader(Listed(bad=(), without=()), batch_size=None)
-    said, orders = [], []
+    said, orders, installs, at = [], [], [], 0
+
+    def strike():
+        flaw = Flawed(where=case["where"], is_lasting=case["lasts"], seed=case.get("seed", 0))
+        orders.append(flaw)
+
+    def strike_in_replay():
+        if case.get("in_replay") and (case["flawed"], case["at"]) == (rank, at) and not orders:
+            strike()
+            installs[0]()
+
+    def flaws(state):
+        installs.append(Flaws(state.framework, orders).install)
+        return installs[0]
+
     protected = job.protect(
         made.protected_one,
         data=loader,
         also=made.also,
-        verification=verifying(job, said),
-        flaws=lambda state: Flaws(state.framework, orders).install,
+        verification=verifying(job, said, strike_in_replay),
+        flaws=flaws,
     )
     batches = iter(loader)
     try:
         for step in protected.steps(case.get("steps", 6)):
-            if case.get("flawed") == rank and step + 1 == case["at"]:
-                orders.append(
-                    Flawed(where=case["where"], is_lasting=case["lasts"], seed=case.get("seed", 0))
-                )
+            at = step + 1
+            if case.get("flawed") == rank and at == case["at"] and not case.get("in_replay"):
+                strike()
             loss = made.update(batches, protected.log)
             job.note(step + 1, loss, made.rate(), torch.rand(()))
     except StandsStillError:

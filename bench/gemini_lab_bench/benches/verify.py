@@ -1,15 +1,12 @@
 """What verifying sums costs, and who is named when bits turn in what a machine computes.
 
-1. Real ranks of small jobs, which start over for each strike (`verify_ranks`): many of them, and
-   many undisturbed iterations.
-2. Runs of a lab's nodes of which some iterations are verified take turns with runs of which none
-   is. What a verified one takes longer is told by those around it.
-3. A run of a lab's nodes that verifies every iteration is struck again and again: one bit turns,
-   once, in a gradient, an activation or an optimizer's result, of one node after the other, in a
-   weight or layer that is drawn again. It trains on, so that the next one can come.
+1. Runs of which some iterations are verified take turns with runs of which none is. Those around
+   a verified iteration tell how much longer it takes.
+2. A run that verifies every iteration is struck again and again: one bit flips, once, in a
+   gradient, an activation or an optimizer's result, of one node after the other, in a weight or
+   layer that is drawn again. It trains on, so that the next strike can come.
 """
 
-import argparse
 import itertools
 import statistics
 import time
@@ -33,7 +30,7 @@ from gemini_lab_bench.rows import Row, single
 NODES: Final = 3
 EVERY: Final = 5
 ITERATIONS: Final = 64
-STRIKES: Final = 4  # a repeat, of a lab's nodes
+STRIKES: Final = 4  # a repeat
 WAITS: Final = 4  # iterations in which a flip shows, or is without effect
 SPARSE: Final = 100
 
@@ -51,28 +48,8 @@ class Try:
         return self.found is not None and self.found.nodes == (self.node,)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the numbers of strikes and undisturbed iterations, and what else is left out."""
-    parser.add_argument("--tries", type=int, default=100, help="real ranks that are struck")
-    parser.add_argument("--clean", type=int, default=1000, help="undisturbed iterations of theirs")
-    parser.add_argument("--only", choices=("ranks", "lab"), help="real ranks, or a lab's nodes")
-
-
-def bench(
-    repeats: int, *, tries: int = 100, clean: int = 1000, only: str | None = None
-) -> list[Row]:
-    """Strike real ranks; measure `repeats` pairs of runs, and strike one four times as often."""
-    rows: list[Row] = []
-    if only != "lab":
-        from gemini_lab_bench.benches import verify_ranks  # noqa: PLC0415 - has DeepSpeed
-
-        rows += verify_ranks.rows_of(verify_ranks.struck(tries), verify_ranks.undisturbed(clean))
-    if only != "ranks":
-        rows += _in_lab(repeats)
-    return rows
-
-
-def _in_lab(repeats: int) -> list[Row]:
+def bench(repeats: int) -> list[Row]:
+    """Measure `repeats` pairs of runs, and strike another one four times as often."""
     plain: list[RunReport] = []
     verified: list[RunReport] = []
     logs: list[Path] = []
