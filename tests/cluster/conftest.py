@@ -105,7 +105,7 @@ def no_run_goes_on(request) -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def undisturbed(request) -> Callable[..., RunReport]:
-    """The report of a job that never fails, by its arguments; its lab is made if one is asked for."""
+    """The report of a job that never fails, by its arguments; only a lab that is used is made."""
     known: dict[tuple[int, int], RunReport] = {}
 
     def report(*, iterations: int, nodes: int = 4) -> RunReport:
