@@ -39,7 +39,6 @@ from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
 from gemini_lab.recovery.guard import Guard
 from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.recovery.planning import resumes_elsewhere
 from gemini_lab.seats import Seats
 from gemini_lab.settings import LOGGED_RANKS, SCHEDULED, Settings
 from gemini_lab.shard.layout import ShardLayout, fingerprint_of
@@ -187,7 +186,7 @@ def ready_engine(
     seats = _placed(start.seats, state, settings, group)
     memory = _lay_out(session, state, seats, settings, group)
     pin_on(state.framework.device, memory.slab.memory)  # before a version is read from it
-    if is_first and resumes_elsewhere(start.order, settings):
+    if is_first and start.order.resumes_elsewhere(settings):
         session.wait_for_fence()
     place = RestoreContext(
         rank=start.rank,

@@ -28,7 +28,7 @@ from gemini_lab.node.host import Worker
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.node.tasks import Tasks
-from gemini_lab.recovery.discarded_versions import joined, left_of
+from gemini_lab.recovery.discarded_versions import left_of
 from gemini_lab.recovery.hangs import STILL_S
 from gemini_lab.recovery.messages import (
     EndReached,
@@ -49,7 +49,7 @@ from gemini_lab.recovery.messages import (
     Stands,
     WorkerPulse,
 )
-from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.plan import VersionId, joined
 from gemini_lab.recovery.protocol import HeardEvent
 from gemini_lab.recovery.wrong_sums import left_by
 

@@ -22,14 +22,12 @@ import msgspec
 
 from gemini_lab.log.events import Note, Rewound, RunFailed
 from gemini_lab.recovery.messages import Disown, GoBack
-from gemini_lab.recovery.plan import RecoveryPlan, Unclear, VersionId
+from gemini_lab.recovery.plan import RecoveryPlan, Unclear, VersionId, joined
 from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import in_order
 from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
 
-MOST_KEPT: Final = 64
-"""Rewinds that are kept: older ones left versions that no memory and no tier has any more."""
 CANNOT_GO_BACK: Final = (
     "training does not go back, as asked, for it is not under way; ask again then"
 )
@@ -61,14 +59,6 @@ def giving_up(state: RootState, plan: RecoveryPlan, unclear: Iterable[Unclear]) 
     return replace(state, discarded=discarded)
 
 
-def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:
-    """Return whether one of these rewinds left a version behind."""
-    return any(
-        lineage.run == one.lineage.run and lineage <= one.lineage and version > one.version
-        for one in left
-    )
-
-
 def skipped_again(plan: RecoveryPlan, left: Iterable[VersionId]) -> str:
     """Return which skipped batches a plan brings back, for users; empty for none.
 
@@ -89,20 +79,6 @@ def skipped_again(plan: RecoveryPlan, left: Iterable[VersionId]) -> str:
         f"the batches that were skipped with the rewind to version {max(lost)} come again, as no "
         "version that was made after it is left; ask for it again to skip them"
     )
-
-
-def joined(left: Sequence[VersionId], more: Iterable[VersionId]) -> tuple[VersionId, ...]:
-    """Return the known rewinds with more of them, in the order in which they happened.
-
-    One that went further back than those of its run before it says all that these did. Nodes may
-    know of other runs, too.
-    """
-    kept: list[VersionId] = []
-    for one in sorted({*left, *more}, key=lambda each: each.lineage):
-        run = one.lineage.run
-        kept = [each for each in kept if each.lineage.run != run or each.version < one.version]
-        kept.append(one)
-    return tuple(kept[-MOST_KEPT:])
 
 
 def ask_back(

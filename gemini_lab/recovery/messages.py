@@ -31,7 +31,7 @@ from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.recovery.plan import PlanPart, Stored, Unclear, VersionId
 from gemini_lab.recovery.requests import AnyRequest, Rising
 from gemini_lab.seats import Seats
-from gemini_lab.settings import SettingValue
+from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.units import LARGEST
@@ -255,6 +255,14 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # With which each worker's interpreter starts, on every node and in every start: the order of a
     # set of texts follows it.
     hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
+
+    def resumes_elsewhere(self, settings: Settings) -> bool:
+        """Return whether a resumed run's script names another tier than its launcher did.
+
+        Then the first plan was made without the versions there, and another one is needed.
+        """
+        known = Settings.layered(self.defaults, self.settings).persistent_url
+        return self.is_resumed and settings.persistent_url != known
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

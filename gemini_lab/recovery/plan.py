@@ -4,13 +4,15 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from gemini_lab.errors import shortened
 from gemini_lab.limits import Count
 from gemini_lab.recovery.seating import fill_positions, positions_kept
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
+MOST_KEPT: Final = 64
+"""Rewinds that are kept: older ones left versions that no memory and no tier has any more."""
 Tier = Literal["memory", "persistent", "start"]
 
 
@@ -65,6 +67,28 @@ class VersionId:
     lineage: Lineage = NO_LINEAGE
     # Where it says what a rewind left: whether a person wanted batches skipped with it.
     skips: bool = field(default=False, compare=False)
+
+
+def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:
+    """Return whether one of these rewinds left a version behind."""
+    return any(
+        lineage.run == one.lineage.run and lineage <= one.lineage and version > one.version
+        for one in left
+    )
+
+
+def joined(left: Sequence[VersionId], more: Iterable[VersionId]) -> tuple[VersionId, ...]:
+    """Return the known rewinds with more of them, in the order in which they happened.
+
+    One that went further back than those of its run before it says all that these did. Nodes may
+    know of other runs, too.
+    """
+    kept: list[VersionId] = []
+    for one in sorted({*left, *more}, key=lambda each: each.lineage):
+        run = one.lineage.run
+        kept = [each for each in kept if each.lineage.run != run or each.version < one.version]
+        kept.append(one)
+    return tuple(kept[-MOST_KEPT:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

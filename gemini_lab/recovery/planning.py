@@ -12,8 +12,7 @@ from itertools import groupby
 
 from gemini_lab.log import events
 from gemini_lab.placement import plan_placement
-from gemini_lab.recovery.discarded_versions import is_left
-from gemini_lab.recovery.messages import Inventory, JobOrder
+from gemini_lab.recovery.messages import Inventory
 from gemini_lab.recovery.plan import (
     Copy,
     Cut,
@@ -22,6 +21,7 @@ from gemini_lab.recovery.plan import (
     Stored,
     Unclear,
     VersionId,
+    is_left,
     plan_recovery,
 )
 from gemini_lab.recovery.progress_at_risk import Hopes, newest_seen
@@ -29,7 +29,6 @@ from gemini_lab.recovery.protocol import Emit
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.seating import rack_warning
 from gemini_lab.seats import in_order
-from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import Lineage
 
 
@@ -143,15 +142,6 @@ def unclear_versions(state: RootState, inventories: Mapping[str, Inventory]) -> 
     given_up = {one.version for one in state.discarded.rejected if one.version > state.tier.saved}
     found = (one for said in inventories.values() for one in said.unclear)
     return [one for one in found if one.version not in given_up]
-
-
-def resumes_elsewhere(order: JobOrder, settings: Settings) -> bool:
-    """Return whether a resumed run's script names another tier than its launcher did.
-
-    Then the first plan was made without the versions there, and another one is needed.
-    """
-    known = Settings.layered(order.defaults, order.settings).persistent_url
-    return order.is_resumed and settings.persistent_url != known
 
 
 def hopes(state: RootState, inventories: Mapping[str, Inventory]) -> Hopes:

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import xxhash
 
-from gemini_lab.recovery.discarded_versions import is_left
-from gemini_lab.recovery.plan import Stored, Unclear, VersionId
+from gemini_lab.recovery.plan import Stored, Unclear, VersionId, is_left
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 

@@ -28,8 +28,7 @@ from gemini_lab.errors import (
     IntegrityError,
     UnreadError,
 )
-from gemini_lab.recovery.discarded_versions import joined
-from gemini_lab.recovery.plan import Stored, Unclear, VersionId
+from gemini_lab.recovery.plan import Stored, Unclear, VersionId, joined
 from gemini_lab.seats import listed
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.storage.manifest import (

@@ -12,7 +12,7 @@ from gemini_lab.job import Job
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.placement import Placement
-from gemini_lab.recovery.discarded_versions import is_left, left_of
+from gemini_lab.recovery.discarded_versions import left_of
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
@@ -47,6 +47,7 @@ from gemini_lab.recovery.plan import (
     Stored,
     Unclear,
     VersionId,
+    is_left,
 )
 from gemini_lab.recovery.protocol import (
     AgentJoined,

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.log.events import Rewound
-from gemini_lab.recovery.discarded_versions import MOST_KEPT, is_left, joined, left_of
-from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.discarded_versions import left_of
+from gemini_lab.recovery.plan import MOST_KEPT, VersionId, is_left, joined
 from gemini_lab.shard.lineage import Lineage
 
 RUN = 7

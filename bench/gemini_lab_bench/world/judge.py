@@ -10,8 +10,8 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.memory.slab import Slab
 from gemini_lab.node.root_shell import RootShell
-from gemini_lab.recovery.discarded_versions import is_left, joined, left_of
-from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.discarded_versions import left_of
+from gemini_lab.recovery.plan import VersionId, is_left, joined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import ACTIVE, RootState
 from gemini_lab.shard.lineage import Lineage

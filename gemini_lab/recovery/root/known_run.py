@@ -7,14 +7,14 @@ from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.profiler.slow_ranks import SlowRanks
-from gemini_lab.recovery.discarded_versions import disown, joined
+from gemini_lab.recovery.discarded_versions import disown
 from gemini_lab.recovery.drains import Drains, ask_for_nodes
 from gemini_lab.recovery.ends import RankEnds
 from gemini_lab.recovery.guard import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.kept_ranks import Ahead, Keeping, RollCall
 from gemini_lab.recovery.messages import Ailing, ExecutedAs, Inventory, RootOrder
-from gemini_lab.recovery.plan import RecoveryPlan, VersionId
+from gemini_lab.recovery.plan import RecoveryPlan, VersionId, joined
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.progress import Progress
 from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, WriteState

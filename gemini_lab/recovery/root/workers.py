@@ -31,14 +31,14 @@ from gemini_lab.recovery.messages import (
     WorkerEnded,
 )
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.planning import good_copies, resumes_elsewhere
+from gemini_lab.recovery.planning import good_copies
 from gemini_lab.recovery.progress_at_risk import TierPause
 from gemini_lab.recovery.protocol import AgentJoined, Emit, HeardEvent, Instruction, WriteState
 from gemini_lab.recovery.root.ending import Ending
 from gemini_lab.recovery.root.known_run import KnownRun
 from gemini_lab.recovery.root.lifecycle import Lifecycle
-from gemini_lab.recovery.root_state import ACTIVE
-from gemini_lab.recovery.wrong_sums import left_by, reason_to_end, unheard, without
+from gemini_lab.recovery.root_state import ACTIVE, RootState
+from gemini_lab.recovery.wrong_sums import left_by
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 
@@ -101,7 +101,7 @@ class Workers:
                 self.run.state, setup=replace(self.run.state.setup, fingerprint=event.fingerprint)
             )
         if self.run.state.setup.settings is None and event.placement is not None:
-            is_elsewhere = resumes_elsewhere(self.run.state.job, event.settings)
+            is_elsewhere = self.run.state.job.resumes_elsewhere(event.settings)
             self.run.learn_settings(event)
             yield WriteState(state=self.run.state)
             if is_elsewhere:
@@ -229,7 +229,7 @@ class Workers:
         self, at_s: float, agents: Iterable[AgentJoined], *, lost: Sequence[str] = ()
     ) -> Iterator[Instruction]:
         """Act on wrong sums that agents know of and this root agent does not."""
-        if (said := unheard(self.run.state, agents)) is not None:
+        if (said := _unheard(self.run.state, agents)) is not None:
             yield from self._on_wrong_sums(at_s, said, lost=lost)
 
     def _on_wrong_sums(
@@ -245,10 +245,10 @@ class Workers:
         self.run.repeats.learn((), [left])
         self.run.leave_behind([left])
         yield from self.run.saver.forget_left(said.version, state=self.run.state)
-        if reason := reason_to_end(said, self.run.state):
+        if reason := _reason_to_end(said, self.run.state):
             yield from self.ending.fail(at_s, reason, cause="wrong_sums")
             return
-        self.run.state = without(self.run.state, said.nodes)
+        self.run.state = _without(self.run.state, said.nodes)
         for node in said.nodes:
             yield Emit(event=events.NodeExcluded(name=node, reason=str(said)))
         yield from self.lifecycle.restart(at_s, cause="wrong_sums", lost=(*said.nodes, *lost))
@@ -437,3 +437,40 @@ class Workers:
         return self.run.watch.pulses.places(
             at_s, self._limits, node_of=self.run.state.seats.node_of
         )
+
+
+def _unheard(state: RootState, agents: Iterable[AgentJoined]) -> events.WrongSums | None:
+    """Return wrong sums that these agents know of and no root agent has acted on.
+
+    Workers say it once, and stand still: a root agent that was lost just then, or a connection,
+    took it along.
+    """
+    for agent in agents:
+        said = agent.wrong_sums
+        if said is None or said.epoch != state.reached.trained:
+            continue
+        if not said.nodes or {*said.nodes} - {*state.nodes.wrong}:
+            return said
+    return None
+
+
+def _without(state: RootState, nodes: tuple[str, ...]) -> RootState:
+    """Return the state in which these nodes are never used again."""
+    return replace(
+        state,
+        nodes=replace(
+            state.nodes,
+            wrong=tuple(dict.fromkeys((*state.nodes.wrong, *nodes))),
+            excluded=tuple(dict.fromkeys((*state.nodes.excluded, *nodes))),
+        ),
+        faults=replace(state.faults, attempts=0, offences=(), barren=()),
+    )
+
+
+def _reason_to_end(said: events.WrongSums, state: RootState) -> str:
+    """Return why the run ends because of it; empty if it does not."""
+    if state.read_settings().on_wrong_sums == "stop":
+        return f'{said} (the run ends here as "on_wrong_sums": "stop" says)'
+    if said.goes_back:
+        return ""
+    return f"{said}; train on three machines or more, so that two can outvote the third"
