@@ -312,6 +312,7 @@ def say_protected(
             fingerprint=fingerprint,
             settings=settings,
             placement=seats.holders,
+            model_parallel_size=state.layout.model_parallel_size,
         )
     )
 
@@ -338,7 +339,8 @@ def restore_planned(
     receipt, small = restored
     newest = iteration_in(small)
     if newest is not None:
-        session.emit(msgspec.structs.replace(newest, restored=True))
+        # By its present number: after a resize another rank's may have gone to it.
+        session.emit(msgspec.structs.replace(newest, rank=place.rank, restored=True))
     for event in _told(receipt, place, plan.version):
         session.emit(event)
     for watch in state.script.watches:

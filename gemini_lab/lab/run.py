@@ -115,6 +115,8 @@ class Run(FollowedRun):
             members=self.members,
             settings=self.course.settings,
             placed=None if placement is None else placement.nodes,
+            workers_per_node=self._seats.workers_per_node,
+            model_parallel_size=self.course.model_parallel_size,
             lacks_memory=self._lacks_memory,
         )
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 import msgspec
 
 from gemini_lab.errors import LONGEST
-from gemini_lab.limits import PrintedLine, Told, cut_told
+from gemini_lab.limits import Count, PrintedLine, Told, cut_told
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.placement import Placement
@@ -373,6 +373,9 @@ class Protected(OfWorker, frozen=True, kw_only=True):
     # it has changed; `None` says nothing new.
     placement: Placement | None = None
     place: str = ""  # what the rank is among ranks that differ, such as `pp 0, dp 1`
+    # Ranks that hold one model between them: the world size stays a multiple of it. 0 if nothing
+    # tells which ranks are data-parallel, so that the world size is fixed.
+    model_parallel_size: Count = 1
 
 
 class Unprotected(OfWorker, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
@@ -37,6 +38,8 @@ class RunFacts:
     members: Sequence[str]  # nodes with ranks
     settings: Mapping[str, Any]  # of the job; empty until its script has called `protect`
     placed: int | None  # number of nodes of a placement that the user gave; `None` without one
+    workers_per_node: int
+    model_parallel_size: int  # ranks that hold one model between them; see `events.Protected`
     # Returns why this machine has no memory for so many more nodes, or nothing.
     lacks_memory: Callable[[int], str]
 
@@ -134,6 +137,8 @@ class ResizeRun(Request, frozen=True, kw_only=True):
                 strategy=settings.get("strategy", "auto"),
                 nodes=self.nodes,
                 placed=run.placed,
+                workers_per_node=run.workers_per_node,
+                model_parallel_size=run.model_parallel_size,
             )
             if reason:
                 raise ConfigError(f"{run.name} cannot have {self.nodes} nodes: {reason}")
@@ -182,7 +187,14 @@ def why_no_drain(*, scheme: str, replicas: int) -> str:
 
 
 def why_no_size(
-    *, scheme: str, replicas: int, nodes: int, strategy: str = "auto", placed: int | None = None
+    *,
+    scheme: str,
+    replicas: int,
+    nodes: int,
+    strategy: str = "auto",
+    placed: int | None = None,
+    workers_per_node: int = 1,
+    model_parallel_size: int = 1,
 ) -> str:
     """Return why a job with these settings cannot go on with so many nodes; empty if it can.
 
@@ -192,6 +204,8 @@ def why_no_size(
         nodes: The number of nodes asked for.
         strategy: How copies are placed.
         placed: Number of nodes of the placement that came with the job, if one did.
+        workers_per_node: Ranks of each.
+        model_parallel_size: Ranks that hold one model between them; 0 if that is unknown.
     """
     if scheme == "none":
         return 'with scheme "none" there are no versions with which another number could go on'
@@ -199,6 +213,26 @@ def why_no_size(
         return f"the placement that came with the job is of {placed} nodes"
     if nodes < 1:
         return "a run needs at least one node"
+    if reason := _why_not_placed(nodes, replicas, strategy):
+        return reason
+    if not model_parallel_size:
+        return (
+            "its ranks hold different tensors, and nothing tells which of them are data-parallel: "
+            "fully_shard does, or DistributedDataParallel over some ranks"
+        )
+    ranks = nodes * workers_per_node
+    if not ranks % model_parallel_size:
+        return ""
+    step = model_parallel_size // gcd(model_parallel_size, workers_per_node)
+    near = (nodes // step * step, (nodes // step + 1) * step)
+    will_do = [str(n) for n in near if n and not _why_not_placed(n, replicas, strategy)]
+    return (
+        f"a model takes {model_parallel_size} ranks (tensor or pipeline parallel), and {nodes} "
+        f"nodes have {ranks}; give it {' or '.join(will_do) or f'a multiple of {step}'}"
+    )
+
+
+def _why_not_placed(nodes: int, replicas: int, strategy: str) -> str:
     try:
         check_placement(nodes=nodes, replicas=replicas, strategy=strategy)
     except ConfigError as error:

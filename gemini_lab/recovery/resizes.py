@@ -44,6 +44,8 @@ def why_not(state: RootState, nodes: int) -> str:
         nodes=nodes,
         strategy=settings.strategy,
         placed=None if placement is None else placement.nodes,
+        workers_per_node=state.seats.workers_per_node,
+        model_parallel_size=state.setup.model_parallel_size,
     )
 
 

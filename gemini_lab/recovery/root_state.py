@@ -42,6 +42,8 @@ class Setup:
     # How workers executed the script's files last, by file name.
     code: dict[str, ExecutedAs] = field(default_factory=dict)
     shard_bytes: int = 0  # size of the largest shard; 0 before it is known
+    # Ranks that hold one model between them; see `events.Protected`.
+    model_parallel_size: int = 1
     own: str = ""  # JSON that a user's own root agent keeps
 
 

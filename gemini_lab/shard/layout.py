@@ -58,6 +58,9 @@ class WeightPiece:
     # The optimizer's name for what they are of; empty for the weight itself, in master (fp32)
     # precision.
     state: str = ""
+    # Which of the tensors of this name it is of, if tensor or pipeline parallel ranks have several:
+    # the lowest model-parallel rank that holds it.
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +103,12 @@ class ShardLayout:
     # Tensors of the optimizer whose place in the whole is not known, so that only as many ranks can
     # read this shard.
     unplaced: tuple[str, ...] = ()
-    # Why no other number of ranks can read this shard, in words; empty if all ranks hold parts of
-    # one model.
+    # Why ranks hold different tensors, in words; empty if all hold parts of the same.
     uneven: str = ""
+    # How many ranks hold one model between them, by tensor and pipeline parallelism: the number of
+    # data-parallel groups. A resize changes their length. 0 if nothing tells which these are.
+    model_parallel_size: int = 0
+    model_parallel_rank: int = 0  # the number of this rank's data-parallel group
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, for `from_json`."""
@@ -142,13 +148,16 @@ class ShardLayout:
             "checksum of the frozen weights": self.frozen_digest,
             "weight": {name: [*shape] for name, shape in self.weights.items()},
             "tensor": {t.name: [t.dtype, *t.shape] for t in self.tensors},
+            # Two parts may have the same shapes, such as those of one weight.
+            **({"model-parallel rank": self.model_parallel_rank} if self.uneven else {}),
         }
 
     @property
     def model_identity(self) -> dict[str, Any]:
         """Return what must match when another world size loads a version, as JSON values."""
-        identity = self.identity
-        whole = ("ZeRO stage", "parallelism", "optimizer", "frozen weights", "weight")
+        identity = self.identity | {"model-parallel size": self.model_parallel_size}
+        whole = ["ZeRO stage", "parallelism", "optimizer", "frozen weights", "weight"]
+        whole += ["model-parallel size"] if self.uneven else []
         return {
             **{key: identity[key] for key in whole if key in identity},
             "sum of the frozen weights": self.frozen_sum,
@@ -181,8 +190,13 @@ def partition_of(tensor: str) -> int | None:
 
 
 def _kind(tensor: str) -> str:
-    """Return a tensor's name without its partition's number, which depends on the world size."""
-    return tensor if partition_of(tensor) is None else tensor.partition(".")[2]
+    """Return a tensor's name without the numbers that depend on the world size.
+
+    A partition's comes first. The number of a block, which other ranks hold, comes last.
+    """
+    name = tensor if partition_of(tensor) is None else tensor.partition(".")[2]
+    before, _, last = name.rpartition(".")
+    return before if before and last.isdecimal() else name
 
 
 def lay_out(

@@ -16,8 +16,8 @@ from typing import Self
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, WeightPiece, differences
 
-State = tuple[str, str]
-"""A weight's name, and the optimizer's name for what is kept for it; empty for itself."""
+State = tuple[str, int, str]
+"""A weight's name, its part, and the optimizer's name for what is kept for it; empty for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +70,16 @@ def require_recuttable(old: Sequence[ShardLayout], new: ShardLayout) -> None:
         ConfigError: They are such.
     """
     ranks = f"a version of {len(old)} ranks cannot be loaded by {new.world_size}"
-    if uneven := next((one.uneven for one in (*old, new) if one.uneven), ""):
-        raise ConfigError(f"{ranks}: {uneven}; start it with {len(old)} ranks")
-    if found := differences(old[0].model_identity, new.model_identity):
+    if fixed := next(
+        (one for one in (*old, new) if one.uneven and not one.model_parallel_size), None
+    ):
+        raise ConfigError(
+            f"{ranks}: {fixed.uneven}, and nothing tells which ranks are data-parallel; start it "
+            f"with {len(old)} ranks, or have fully_shard or DistributedDataParallel share each "
+            "part of the model over its own ranks"
+        )
+    alike = next((one for one in old if one.model_parallel_rank == new.model_parallel_rank), old[0])
+    if found := differences(alike.model_identity, new.model_identity):
         raise ConfigError(
             f"{ranks}: the model or its optimizer changed since: {'; '.join(found[:5])}; start the "
             "script as it was, or start a new run"
@@ -159,7 +166,7 @@ def _reaches(layout: ShardLayout) -> dict[State, tuple[int, int]]:
 
 
 def _state(piece: WeightPiece) -> State:
-    return piece.weight, piece.state
+    return piece.weight, piece.part, piece.state
 
 
 def _held(piece: WeightPiece, layout: ShardLayout) -> _Held:

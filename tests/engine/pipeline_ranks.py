@@ -2,24 +2,29 @@
 
 import json
 import random
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import xxhash
 from keeper import Keeper
+from tier_ranks import fetched, save
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.utils.data import DataLoader, Dataset
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gemini_lab.engine.arguments import as_engine, with_schedule
 from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.optimizer_state import local_part
+from gemini_lab.engine.frameworks.tensors import is_dtensor
 from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.iteration_log import IterationLog, watch_inputs
 from gemini_lab.engine.live import LiveProtection
@@ -38,7 +43,10 @@ class Pairs(Dataset):
     """Features and what is to be made of them, by their index."""
 
     def __len__(self):
-        return 32
+        return self.count
+
+    def __init__(self, count=32):
+        self.count = count
 
     def __getitem__(self, index):
         features = torch.sin(torch.arange(1.0, WIDTH + 1) * (index + 1))
@@ -79,6 +87,14 @@ def numbers_of(case, rank, ranks):
     return [rank, rank + ranks]
 
 
+def whole_state(models, optimizers):
+    """A digest of each whole tensor of these models and their optimizers, whatever rank has it."""
+    weights = [w for model in models for w in model.parameters()]
+    states = [one for o in optimizers for w in weights for one in o.state.get(w, {}).values()]
+    whole = [one.full_tensor() if is_dtensor(one) else one for one in (*weights, *states)]
+    return [xxhash.xxh3_64_hexdigest(one.detach().contiguous().numpy()) for one in whole]
+
+
 class Job:
     """One start of a training script."""
 
@@ -87,7 +103,8 @@ class Job:
         ranks, group, mesh = dist.get_world_size(), None, None
         if case.get("sharded"):
             names = ("stages", "data", "cut")[: case["sharded"]]
-            mesh = init_device_mesh("cpu", (2,) * len(names), mesh_dim_names=names)
+            shape = (2, ranks // 2 ** (len(names) - 1), 2)[: len(names)]
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
             group, ranks = mesh.get_group("stages"), 2
         place = rank if mesh is None else mesh.get_local_rank("stages")
         numbers = numbers_of(case, place, ranks)
@@ -104,7 +121,9 @@ class Job:
             if case.get("sharded") == 3:
                 cut = ColwiseParallel(output_layouts=Replicate())
                 parallelize_module(stage, mesh["cut"], {"layers.*": cut})
-            if mesh is not None:
+            if case.get("copied"):
+                stage = DistributedDataParallel(stage, process_group=mesh.get_group("data"))
+            elif mesh is not None:
                 fully_shard(stage, mesh=mesh["data"])
             self.models.append(stage)
         stages = [
@@ -121,11 +140,15 @@ class Job:
         self.rates = [torch.optim.lr_scheduler.StepLR(one, 2, 0.7) for one in self.optimizers]
         order = torch.Generator().manual_seed(5)
         self.loader = DataLoader(Pairs(), 8, shuffle=True, generator=order, drop_last=True)
+        if case.get("dealt"):
+            copies, number = mesh.size(1), mesh.get_local_rank("data")
+            sampler = DistributedSampler(Pairs(48), copies, number, seed=5)
+            self.loader = DataLoader(sampler.dataset, 24 // copies, sampler=sampler)
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             # Ranks that share layers draw the same.
             draw(seed + rank // (2 if case.get("sharded") == 3 else 1))
         self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
-        self.inputs = []
+        self.inputs, self.wholes = [], {}
         self.protect(payload)
 
     def protect(self, payload):
@@ -145,6 +168,9 @@ class Job:
             self.protection = UnprotectedLoops(engine)
             return
         self.state = EngineState(engine, script=script)
+        is_recut = callable(payload)
+        if is_recut:
+            payload, self.remarks, _ = payload(self.state)
         if payload is not None:
             self.state.load(payload)
         else:
@@ -161,8 +187,10 @@ class Job:
             rehearse=self.rehearse,
         )
         self.state.framework.hook(self.protection)
-        if payload is None:
-            self.protection.send_version()
+        if is_recut:
+            self.state.restore_again()  # nothing is put back while the version is on its way
+        if payload is None or is_recut:
+            self.protection.send_version(at_top=is_recut)
 
     def hear(self, event):
         if type(event).__name__ == "IterationBegun":
@@ -179,12 +207,14 @@ class Job:
     def train(self):
         batches = iter(chain.from_iterable(self.loader for _ in range(STEPS)))
         for step in self.loop():
+            if self.case.get("whole"):
+                self.wholes[step] = whole_state(self.models, self.optimizers)
             losses = []
             features, target = next(batches) if self.is_first or self.is_last else (None, None)
             given = (features,) if self.is_first else ()
             wanted = {"target": target, "losses": losses} if self.is_last else {}
             self.schedule.step(*given, **wanted)
-            for table in (model.table for model in self.models if model.table is not None):
+            for table in self.tables():
                 dist.all_reduce(table.grad)  # as a script keeps tied tables in step
             for number, optimizer in enumerate(self.optimizers):
                 if not (self.case.get("skips") and number == 1 and step == 2):
@@ -197,7 +227,7 @@ class Job:
             buffers = [
                 one.double().sum().item() for model in self.models for one in model.buffers()
             ]
-            norm += sum(m.table.sum().item() for m in self.models if m.table is not None)
+            norm += sum(table.sum().item() for table in self.tables())
             drawn = [torch.rand(1).item(), random.random()]
             seen = [one.hex() for one in (norm, *drawn, *buffers, *(x.item() for x in losses))]
             self.losses.setdefault(step + 1, []).append(seen)
@@ -205,6 +235,10 @@ class Job:
                 self.evaluate(given, wanted)
         if not self.case.get("unprotected"):
             self.protection.finish()
+
+    def tables(self):
+        bare = (getattr(model, "module", model) for model in self.models)
+        return [one.table for one in bare if one.table is not None]
 
     def evaluate(self, given, wanted):
         """In the mode of training, so that dropout draws; the schedule turns, and turns back."""
@@ -215,6 +249,8 @@ class Job:
 def work(request, rank):
     folder, version = Path(request["folder"]), request.get("load")
     payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
+    if request.get("load_tier"):
+        payload = partial(fetched, url=str(folder / request["load_tier"]), version=3)
     job = Job(
         request["case"],
         rank=rank,
@@ -225,9 +261,17 @@ def work(request, rank):
     job.train()
     for number, kept in job.keeper.payloads.items():
         (folder / f"shard-{rank}-{number}.bin").write_bytes(kept)
-    tables = [m.table.tolist() for m in job.models if m.table is not None]
-    found = {"tables": tables, "losses": job.losses, "remarks": job.remarks, "inputs": job.inputs}
+    if request.get("save_tier"):
+        save(job.state, str(folder / request["save_tier"]), 3, job.keeper.payloads[3])
+    found = {
+        "tables": [table.tolist() for table in job.tables()],
+        "losses": job.losses,
+        "remarks": job.remarks,
+        "inputs": job.inputs,
+        "wholes": job.wholes,
+    }
     if not request["case"].get("unprotected"):
+        found["layout"] = job.state.layout.to_json()
         found["uneven"] = job.state.framework.uneven
         found["place"] = job.state.framework.place
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

@@ -13,6 +13,7 @@ CASES = [
     *[{"schedule": name} for name in SCHEDULES],
     {"schedule": "Schedule1F1B", "sharded": 2, "ranks": 4},
     {"schedule": "Schedule1F1B", "sharded": 3, "ranks": 8},
+    {"schedule": "Schedule1F1B", "sharded": 2, "copied": True, "ranks": 4},
     {"schedule": "Schedule1F1B", "tied": True},
     {"schedule": "Schedule1F1B", "evaluates": True},
 ]

@@ -21,6 +21,10 @@ CASES = [
 ]
 
 
+def named(case):
+    return "-".join(map(str, case.values()))
+
+
 @pytest.fixture
 def run(server, tmp_path):
     """Trains under DeepSpeed on so many ranks; what each found."""
@@ -47,7 +51,7 @@ def differing(folder, then, now):
     return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize("case", CASES, ids=named)
 def test_a_version_of_two_ranks_goes_on_with_three_and_back_with_two(run, tmp_path, case):
     undisturbed = run(case=case, ranks=2, seed=1, save="a", until=5)
     wider = run(case=case, ranks=3, seed=77, load="a", save="b", until=4)
@@ -87,7 +91,43 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("case", PLAIN, ids=lambda case: "-".join(map(str, case.values())))
+CUT = [
+    ({"parallel": "TP x FSDP2", "optimizer": "AdamW", "wide": True}, 4, 6),
+    ({"parallel": "TP x HSDP", "optimizer": "momentum", "wide": True}, 4, 6),
+    ({"schedule": "Schedule1F1B", "sharded": 2}, 4, 6),
+    ({"schedule": "Schedule1F1B", "sharded": 2, "copied": True}, 4, 6),
+    ({"schedule": "ScheduleInterleaved1F1B", "sharded": 3}, 4, 8),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "few", "many"), CUT, ids=lambda one: str(one) if isinstance(one, int) else named(one)
+)
+def test_ranks_that_differ_go_on_with_other_data_parallel_sizes_and_back(
+    server, tmp_path, case, few, many
+):
+    """Each rank's part is resharded in its data-parallel group; a row draws the same."""
+
+    def run(ranks, **more):
+        sized = {**case, "batch": 24 // ranks, "dealt": True, "whole": True}
+        return server.run(tmp_path, case=sized, plain=True, ranks=ranks, **more)
+
+    undisturbed = run(few, wanted=[3], save_tier="a")
+    other = run(many, seed=50, load_tier="a", wanted=[3], save_tier="b")
+    again = run(few, seed=90, load_tier="b", wanted=[3], save_tier="c")
+    assert differing(tmp_path, "a", "c") == []
+    part = {found["layout"]["model_parallel_rank"]: found["wholes"]["3"] for found in undisturbed}
+    size = undisturbed[0]["layout"]["model_parallel_size"]
+    assert len(part) == size > 1
+    for found in other:
+        assert min(map(int, found["losses"])) == 4
+        assert found["layout"]["model_parallel_size"] == size
+        assert found["wholes"]["3"] == part[found["layout"]["model_parallel_rank"]]
+    for before, after in zip(undisturbed, again, strict=True):
+        assert after["losses"] == {n: loss for n, loss in before["losses"].items() if int(n) > 3}
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=named)
 def test_plain_pytorch_goes_on_with_three_ranks_and_back_with_two(server, tmp_path, case):
     def run(ranks, **more):
         sized = {**case, "batch": 12 // ranks}

@@ -191,7 +191,10 @@ def parallel(kind, model, **how):
         model.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
         return fully_shard(model, mesh=model.mesh._flatten("all"))
     if kind.startswith("TP"):
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        shape, names = (dist.get_world_size() // 2, 2), ("data", "tensor")
+        if kind == "TP x HSDP":  # pairs hold the same, and shard it over one rank
+            shape, names = (shape[0], 1, 2), ("copies", "parts", "tensor")
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         plan = {
             "first": ColwiseParallel(output_layouts=Replicate()),
             "frozen": RowwiseParallel(input_layouts=Replicate()),
@@ -200,6 +203,8 @@ def parallel(kind, model, **how):
         if isinstance(model, EXAMPLE.Model):
             plan = EXAMPLE.PLAN
         parallelize_module(model, mesh["tensor"], plan)
+        if kind == "TP x HSDP":
+            return fully_shard(model, mesh=mesh["copies", "parts"])
         return fully_shard(model, mesh=mesh["data"]) if kind == "TP x FSDP2" else model
     return model
 
@@ -222,9 +227,9 @@ def by_mesh(weights):
 
 
 class Wide(Model):
-    """Sizes that two devices share evenly, as FSDP2 asks of weights that are cut already."""
+    """Sizes that four or six share evenly, as FSDP2 asks of weights that are cut already."""
 
-    WIDTH = 16
+    WIDTH = 24
 
 
 class Matrices(Wide):
@@ -339,7 +344,8 @@ class Job:
             self.model.first.requires_grad_(False)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         is_cut = case["parallel"].startswith(("TP", "CP"))
-        shares = {"num_replicas": 2, "rank": rank // 2} if is_cut else {}
+        rows = dist.get_world_size() // 2 if is_cut else 0
+        shares = {"num_replicas": rows, "rank": rank // 2} if is_cut else {}
         sampler = DistributedSampler(Numbers(), **shares) if dist.is_initialized() else None
         batch = case.get("batch", 2)
         self.loader = DataLoader(Numbers(), batch, sampler=sampler, shuffle=not sampler)
@@ -351,6 +357,7 @@ class Job:
         self.autocast = torch.autocast("cpu", torch.float16, enabled=is_half)
         self.scaler = torch.amp.GradScaler("cpu", 2.0**30, growth_interval=2, enabled=is_half)
         self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
+        self.wholes = {}
         self.compute_before(case.get("before"))
         if case.get("evaluated"):  # after which FSDP2 keeps whole weights
             with torch.no_grad():
@@ -419,6 +426,8 @@ class Job:
             next(self.protection.epochs(1))
         batches, until_broken = self.batches(), self.case.get("break_ranks", 0)
         for step in self.protection.steps(STEPS):
+            if self.case.get("whole"):
+                self.wholes[step] = pipeline_ranks.whole_state([self.model], [self.optimizer])
             self.optimizer.zero_grad()
             if self.case.get("thawed") and step == 2:
                 self.model.first.requires_grad_(True)
@@ -502,6 +511,7 @@ def work(request, rank):
         "losses": job.losses,
         "remarks": job.remarks,
         "compiled": job.compiled,
+        "wholes": job.wholes,
     }
     if not request["case"].get("unprotected"):
         found["layout"] = job.state.layout.to_json()

@@ -112,6 +112,7 @@ class Story:
         self.work_s: dict[int, float] = {}  # of each rank in an iteration, where that is told
         self.unread = ""
         self.settings: dict[str, str | int | float | None] = {}
+        self.model_parallel_size = 1  # as workers tell
         for number in range(nodes):
             self.join(f"node-{number}")
 
@@ -260,6 +261,7 @@ class Story:
                 settings=settings,
                 fingerprint="same",
                 placement=seats.placed(settings).holders,
+                model_parallel_size=self.model_parallel_size,
             )
             self.event(node, said)
             if (version := self.plan().version) is not None:

@@ -145,6 +145,52 @@ def test_old_versions_are_let_go_when_a_new_one_is_whole():
     ]
 
 
+# -- ranks that differ ----------------------------------------------------------------------------
+
+
+def unlike(*, nodes: int, model_parallel_size: int, **settings: str | float | None) -> Story:
+    story = Story(nodes=nodes)
+    story.model_parallel_size = model_parallel_size
+    return story.start(iterations=4, **settings)
+
+
+def test_a_short_run_whose_model_takes_two_ranks_goes_on_with_whole_models():
+    story = unlike(nodes=4, model_parallel_size=2, **SHORT)
+    story.lose("node-1")
+    story.go_on()
+    assert sizes(story) == [(4, 2)]
+    assert story.members() == ["node-0", "node-2"]  # who have all shards between them
+    assert story.plan().version == 4
+    later(story, 20.0)
+    assert story.told_to_hold() == []  # node-3, which stands by, is no model more
+    story.join("node-8")
+    later(story, 20.0)
+    hold_all(story)
+    story.go_on()
+    assert sizes(story) == [(4, 2), (2, 4)]
+
+
+def test_sizes_that_leave_no_whole_model_are_refused_with_those_that_would_do():
+    story = unlike(nodes=6, model_parallel_size=2)
+    resize(story, 5)
+    assert story.told_to_hold() == []
+    assert reasons(story)[-1] == (
+        "a model takes 2 ranks (tensor or pipeline parallel), and 5 nodes have 5; give it 4 or 6"
+    )
+    resize(story, 6, number=2)
+    hold_all(story)
+    story.go_on()
+    assert sizes(story) == [(4, 6)]
+
+
+def test_ranks_of_which_nobody_knows_which_are_data_parallel_stay_as_many():
+    story = unlike(nodes=4, model_parallel_size=0, **SHORT)
+    story.lose("node-1")
+    assert story.root.state.phase == "waiting"
+    (waiting,) = story.of(events.RecoveryWaiting)
+    assert "fewer cannot go on: its ranks hold different tensors" in waiting.reason
+
+
 # -- growing again --------------------------------------------------------------------------------
 
 

@@ -139,6 +139,32 @@ def test_ranks_that_hold_different_models_are_refused_by_name():
     """Their weights may have the same names."""
     model = Model(groups=((("a", 7), ("b", 5)),))
     old, new = model.layouts(2), replace(model.layouts(3)[0], uneven="its ranks are stages")
-    words = "a version of 2 ranks cannot be loaded by 3: its ranks are stages; start it with 2"
+    words = "a version of 2 ranks cannot be loaded by 3: its ranks are stages, and nothing tells"
     with pytest.raises(ConfigError, match=words):
         plan_recut(old, new)
+
+
+def test_parts_of_a_weight_that_have_one_name_do_not_mix():
+    """Two tensor parallel ranks have a part of each weight; their data-parallel groups shard it."""
+    model = Model(groups=((("a", 12), ("b", 6)),), stage=4)
+
+    def cut(ranks, size):
+        for rank in range(ranks * size):
+            layout = replace(model.layouts(ranks)[rank // size], rank=rank, world_size=ranks * size)
+            part = rank % size
+            pieces = tuple(replace(piece, part=part) for piece in layout.pieces)
+            yield replace(
+                layout,
+                pieces=pieces,
+                uneven="it is cut",
+                model_parallel_size=size,
+                model_parallel_rank=part,
+            )
+
+    old = [*cut(2, 2)]
+    for new in cut(3, 2):
+        moves = plan_recut(old, new).moves
+        assert {old[move.shard].model_parallel_rank for move in moves} == {new.model_parallel_rank}
+    other = next(cut(3, 1))
+    with pytest.raises(ConfigError, match="model-parallel size: 2 then, 1 now"):
+        plan_recut(old, other)

@@ -34,6 +34,7 @@ class CountedEngine(Framework):
         """Read what the engine counts from here on."""
         self.engine = self._deepspeed = engine  # far more of it is read than it declares
         self.uneven, self.is_pipelined = unevenness(engine), bool(engine.pipeline_parallelism)
+        self.groups = None
         self._first_sizes = self._sizes()
         self._updated_at: int | None = None  # micro-batches that were done after the newest update
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from gemini_lab.engine.contract import Engine, StateDict, StateView
 from gemini_lab.engine.frameworks.payload_blocks import FlatRun
-from gemini_lab.engine.frameworks.resize_state import Heir
+from gemini_lab.engine.frameworks.resize_state import DataParallelGroups, Heir
 from gemini_lab.engine.frameworks.stepping import StepHook
 from gemini_lab.engine.rank_agreement import rank_and_world_size
 from gemini_lab.settings import SettingValue
@@ -36,6 +36,8 @@ class Framework(ABC):
         shares_updates: Whether all ranks make one and the same update.
         uneven: Why no rank could compute for another, in words, the same on all ranks; empty if
             each could, because all hold parts of the same tensors.
+        groups: The data-parallel groups, if ranks hold parts of different tensors; `None` if that
+            is unknown.
         is_pipelined: Whether ranks compute one after the other, so that they begin an iteration at
             different times; the same on all ranks.
     """
@@ -44,6 +46,7 @@ class Framework(ABC):
     stage = 0
     shares_updates = False
     uneven = ""
+    groups: DataParallelGroups | None = None
     is_pipelined = False
 
     def __init__(self, engine: Engine) -> None:

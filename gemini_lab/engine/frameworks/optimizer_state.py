@@ -194,8 +194,11 @@ class OptimizerState:
         self._groups = [group for _, group, _ in trained]
         self._owners = [optimizer for optimizer, *_ in trained]
 
-    def forms(self) -> Iterator[tuple[Kept, torch.Tensor]]:
+    def forms(self, peers: Collection[int] | None = None) -> Iterator[tuple[Kept, torch.Tensor]]:
         """Yield all large tensors with their forms, also those that are only foreseen.
+
+        Args:
+            peers: The ranks among which places are counted; see `place_of`.
 
         Raises:
             UnsupportedError: It keeps what is no tensor or number.
@@ -203,11 +206,11 @@ class OptimizerState:
         for optimizer in self._optimizers:
             require_none_beside(optimizer, trained=self.weights)
         for number, weight in enumerate(self.weights):
-            yield self._form(number, WEIGHT, weight), weight
+            yield self._form(number, WEIGHT, weight, peers), weight
             state = self._owners[number].state.get(weight) or self._foreseen(number)
             for name in sorted(state):
                 if self._is_large(number, name, state[name]):
-                    yield self._form(number, name, state[name]), state[name]
+                    yield self._form(number, name, state[name], peers), state[name]
 
     def tensor(self, parameter: int, name: str) -> torch.Tensor | None:
         """Return a large tensor, live; None if it does not exist yet."""
@@ -321,7 +324,9 @@ class OptimizerState:
     def _foreseen(self, number: int) -> StateDict:
         return state_for(self._owners[number], self._groups[number], self.weights[number])
 
-    def _form(self, number: int, name: str, tensor: torch.Tensor) -> Kept:
+    def _form(
+        self, number: int, name: str, tensor: torch.Tensor, peers: Collection[int] | None
+    ) -> Kept:
         part, optimizer = local_part(tensor), self._owners[number]
         require_memory(optimizer, name, part)
         dtype = str(part.dtype).removeprefix("torch.")
@@ -330,9 +335,8 @@ class OptimizerState:
                 f"{called(optimizer)} keeps {name!r} as a tensor of type {dtype} "
                 f"({part.layout}); known are dense tensors of {', '.join(DTYPE_BYTES)}"
             )
-        return Kept(
-            parameter=number, name=name, dtype=dtype, numel=part.numel(), place=place_of(tensor)
-        )
+        place = place_of(tensor, peers)
+        return Kept(parameter=number, name=name, dtype=dtype, numel=part.numel(), place=place)
 
     def _is_large(self, number: int, name: str, value: object) -> bool:
         """Return whether a value is a large tensor.

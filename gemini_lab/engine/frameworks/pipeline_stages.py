@@ -10,13 +10,14 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.private_names import require
@@ -93,7 +94,15 @@ class StageTrials:
             return
         random = random_states()
         buffers = [(one, one.detach().clone()) for one in self._models[number].buffers()]
-        yield
+        ddps = [p for p in self._models[number].modules() if isinstance(p, DistributedDataParallel)]
+        syncs = [ddp.require_forward_param_sync for ddp in ddps]
+        with ExitStack() as held:
+            for ddp in ddps:
+                # Else DDP expects gradients after it, and sums those of the first micro-batch.
+                held.enter_context(ddp.no_sync())
+            yield
+        for ddp, does in zip(ddps, syncs, strict=True):
+            ddp.require_forward_param_sync = does
         for buffer, before in buffers:
             # The trial's backward pass, which follows, needs no buffer's value, but no new count.
             with torch.no_grad(), _unsafe_preserve_version_counter(buffer):

@@ -5,8 +5,9 @@ and whoever has such a tensor has imported its package.
 """
 
 import ctypes
+import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
@@ -17,11 +18,13 @@ import xxhash
 from torch import nn
 
 from gemini_lab.engine.contract import StateDict, StateView
+from gemini_lab.engine.frameworks.resize_state import DataParallelGroups
 from gemini_lab.engine.rank_agreement import gather, rank_and_world_size
 from gemini_lab.errors import CannotGoOnError, ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
     from torch.distributed.tensor import DTensor
@@ -92,13 +95,10 @@ def is_fsdp2(module: nn.Module) -> "TypeGuard[FSDPModule]":
 
 def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
     """Yield the weights that FSDP2 puts together to compute; none before it has done so."""
-    for module in model.modules():
-        if is_fsdp2(module):
-            # FSDP2 shows its unsharded weights nowhere else, and gradients arrive at these.
-            for group in _groups_of(module._get_fsdp_state()):  # noqa: SLF001
-                for one in group.fsdp_params:
-                    if hasattr(one, "_unsharded_param"):
-                        yield one._unsharded_param  # noqa: SLF001
+    for one in _fsdp2_weights([model]):
+        # FSDP2 shows its unsharded weights nowhere else, and gradients arrive at these.
+        if hasattr(one, "_unsharded_param"):
+            yield one._unsharded_param  # noqa: SLF001
 
 
 def _groups_of(state: "FSDPState") -> "Sequence[FSDPParamGroup]":
@@ -267,28 +267,52 @@ def require_apart(tensor: torch.Tensor, what: str) -> None:
         )
 
 
-def place_of(tensor: torch.Tensor) -> int | None:
+def place_of(tensor: torch.Tensor, peers: Collection[int] | None = None) -> int | None:
     """Return the first element of this rank's part, in the flattened whole.
 
     None if the part is not one run of elements there: a tensor that is sharded along another
     dimension than its first, or along several of a mesh's, can be restored by as many ranks, but
-    be neither exported nor cut anew.
+    be neither exported nor resharded.
+
+    Args:
+        tensor: Any; if it is a DTensor, the dimensions of its mesh say how ranks share it.
+        peers: The ranks of the data-parallel group. The whole is what these have between them then:
+            a part of the tensor, where other dimensions of the mesh shard it. By default all.
     """
     if not is_dtensor(tensor):
         return 0
-    from torch.distributed.tensor import Shard  # noqa: PLC0415 - whoever has a DTensor has it, too
+    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    shape, among = [*tensor.shape], list[int]()
+    for n, placement in enumerate(tensor.placements):
+        if placement.is_replicate() or mesh.size(n) == 1:
+            continue
+        # `fully_shard` and tensor parallel layers have classes of their own for what both shard.
+        dim = getattr(placement, "dim", None)
+        if dim is None:
+            return None
+        row = tuple(slice(None) if n == axis else at for axis, at in enumerate(coordinate))
+        if peers is None or {*peers} >= {*mesh.mesh[row].tolist()}:
+            among += [n] if dim == 0 else [n, n]
+        else:
+            shape[dim] = _chunk(shape[dim], mesh.size(n), coordinate[n])[1]
+    if len(among) > 1:
+        return None
+    start, count = 0, shape[0] if shape else 1
+    for n in among:
+        start, count = _chunk(shape[0], mesh.size(n), coordinate[n])
+    numel_a_row = math.prod(shape[1:])
+    # Whoever cut it otherwise, as FSDP2 may weights of sizes that do not divide, is not understood.
+    is_understood = tensor.to_local().numel() == count * numel_a_row
+    return start * numel_a_row if is_understood else None
 
-    mesh, placements = tensor.device_mesh, tensor.placements
-    coordinate = mesh.get_coordinate()
-    if coordinate is None or not all(one.is_replicate() or one == Shard(0) for one in placements):
-        return None
-    sharded = [n for n, one in enumerate(placements) if one == Shard(0)]
-    if not sharded or not tensor.numel():
-        return 0
-    if len(sharded) > 1:
-        return None
-    rows = -(-tensor.shape[0] // mesh.size(sharded[0])) * coordinate[sharded[0]]
-    return rows * (tensor.numel() // tensor.shape[0])
+
+def _chunk(length: int, parts: int, number: int) -> tuple[int, int]:
+    """Return the start and the length of one of the parts that `torch.chunk` makes."""
+    size = -(-length // parts)
+    start = min(size * number, length)
+    return start, min(size, length - start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,16 +391,35 @@ def place_in_mesh(weights: Iterable[torch.Tensor]) -> dict[str, int]:
     return found
 
 
+def _fsdp2_weights(models: Iterable[nn.Module]) -> "Iterator[FSDPParam]":
+    """Yield FSDP2's own records of the weights that it shards."""
+    for module in (part for model in models for part in model.modules() if is_fsdp2(part)):
+        # FSDP2 names the weights that it shards nowhere else.
+        for group in _groups_of(module._get_fsdp_state()):  # noqa: SLF001
+            yield from group.fsdp_params
+
+
+def data_parallel_ranks(
+    models: Iterable[nn.Module], groups: Iterable[dist.ProcessGroup]
+) -> list[int]:
+    """Return the ranks that hold, or shard, the same tensors; empty if that is unknown.
+
+    Args:
+        models: FSDP2 has a mesh for each weight that it shards.
+        groups: The process groups of DistributedDataParallel.
+    """
+    found = {tuple(sorted(dist.get_process_group_ranks(group))) for group in groups}
+    for one in _fsdp2_weights(models):
+        found.add(tuple(sorted(one.mesh_info.mesh.mesh.flatten().tolist())))
+    return [*found.pop()] if len(found) == 1 else []
+
+
 def is_cut_by_model(models: Sequence[nn.Module]) -> bool:
     """Return whether a mesh cuts or replicates weights otherwise than FSDP2 does.
 
     FSDP2's own dimension is the last: before it may come one of copies, as in HSDP.
     """
-    fsdp2 = set[int]()
-    for module in (part for model in models for part in model.modules() if is_fsdp2(part)):
-        # FSDP2 names the weights that it shards nowhere else.
-        for group in _groups_of(module._get_fsdp_state()):  # noqa: SLF001
-            fsdp2 |= {id(one.sharded_param) for one in group.fsdp_params}
+    fsdp2 = {id(one.sharded_param) for one in _fsdp2_weights(models)}
     for weight in (one for model in models for one in model.parameters()):
         if is_dtensor(weight):
             sharded = [not one.is_replicate() for one in weight.placements]
@@ -389,20 +432,30 @@ SLICE_BYTES: Final = SLICE_WORDS * WORD_BYTES
 _SUMS: Final = 1 << 64
 
 
-def sum_over_ranks(weights: Mapping[str, torch.Tensor]) -> str:
+def sum_over_ranks(
+    weights: Mapping[str, torch.Tensor], groups: DataParallelGroups | None = None
+) -> str:
     """Return the checksum of these weights, the same on all ranks, which call it together.
 
     Empty if no rank has any, or if the place of a rank's part in a weight is not known.
+
+    Args:
+        weights: This rank's, by name.
+        groups: The data-parallel groups, if others hold other weights by the same names.
     """
-    total, is_known = 0, True
+    total, is_known, rank = 0, True, rank_and_world_size()[0]
+    peers = None if groups is None else groups.of(rank)
     for name, weight in weights.items():
         # Checksums of parts add up to that of the whole, so no rank needs more than its own.
-        part, place = own_part(weight).reshape(-1), _place(weight)
+        part, place = own_part(weight).reshape(-1), _place(weight, peers)
         is_known = is_known and (place is not None or not part.numel())
-        number, of = _share(weight)
+        key, holders = name, Replicas.of(weight)
+        if groups is not None:
+            key = f"{name} {groups.part(holders.ranks if holders else [rank])}"
+        number, of = _share(weight, peers)
         low, high = (part.numel() * n // of for n in (number, number + 1))
         own = cut_sum(part[low:high], first=(place or 0) + low)
-        total += own * (xxhash.xxh3_64_intdigest(name.encode()) | 1)
+        total += own * (xxhash.xxh3_64_intdigest(key.encode()) | 1)
     told = (total % _SUMS).to_bytes(WORD_BYTES, "little")
     found = gather([int(bool(weights)), int(is_known), *told])
     if not any(has for has, *_ in found) or not all(known for _, known, *_ in found):
@@ -432,16 +485,17 @@ def cut_sum(part: torch.Tensor, *, first: int) -> int:
     return total % _SUMS
 
 
-def _place(weight: torch.Tensor) -> int | None:
-    return held_of(weight)[0] if is_partitioned(weight) else place_of(weight)
+def _place(weight: torch.Tensor, peers: Collection[int] | None) -> int | None:
+    return held_of(weight)[0] if is_partitioned(weight) else place_of(weight, peers)
 
 
-def _share(weight: torch.Tensor) -> tuple[int, int]:
+def _share(weight: torch.Tensor, peers: Sequence[int] | None) -> tuple[int, int]:
     """Return which of how many shares of its part this rank counts: others have the same."""
     if is_partitioned(weight):
         return 0, 1
     if not is_dtensor(weight):
-        return rank_and_world_size()
+        rank, ranks = rank_and_world_size()
+        return (rank, ranks) if peers is None else (peers.index(rank), len(peers))
     mesh, number, of = weight.device_mesh, 0, 1
     for dimension, at in enumerate(mesh.get_coordinate() or ()):
         if weight.placements[dimension].is_replicate():

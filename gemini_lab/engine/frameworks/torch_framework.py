@@ -22,10 +22,11 @@ from gemini_lab.engine.frameworks.payload_blocks import (
     TensorSegment,
     lay_blocks,
 )
-from gemini_lab.engine.frameworks.resize_state import Heir
+from gemini_lab.engine.frameworks.resize_state import DataParallelGroups, Heir
 from gemini_lab.engine.frameworks.stepping import StepHook
 from gemini_lab.engine.frameworks.tensors import (
     Replicas,
+    data_parallel_ranks,
     feed,
     is_cut_by_model,
     place_in_mesh,
@@ -127,11 +128,18 @@ class TorchFramework(Framework):
         ]
         found = (replicated_by(model) for model in engine.models)
         self._ddps = [ddp for ddp in found if ddp is not None]
+        self._trials = engine.trials
+        self.uneven, self.is_pipelined = _unevenness(gather(self._what_it_holds()))
+        replicating = [ddp.process_group for ddp in self._ddps] or (
+            [] if group is None else [group]
+        )
+        if self.uneven:  # on all ranks
+            own = data_parallel_ranks(engine.models, replicating)
+            self.groups = DataParallelGroups.agreed(own)
         self._replicas: dict[tuple[int, ...], Replicas] = {}
-        self._kept = [*self._describe(self._ddps[0].process_group if self._ddps else group)]
+        self._kept = [*self._describe(next(iter(replicating), None))]
         self._blocks = lay_blocks(self._kept)
         self._orders = [BucketOrder(ddp) for ddp in self._ddps]
-        self._trials = engine.trials
         most = self._agree_on_replicas()
         self._is_shared = most > 0  # on any rank: what follows is the same on all
         shared = {len(block.holders) for block in self._blocks}
@@ -192,6 +200,7 @@ class TorchFramework(Framework):
                         tensor_offset=segment.at,
                         numel=segment.numel,
                         state="" if block.name == WEIGHT else block.name,
+                        part=self.groups.part(kept.holders or [self.rank]) if self.groups else 0,
                     )
 
     def unplaced(self) -> list[str]:
@@ -302,7 +311,8 @@ class TorchFramework(Framework):
         Args:
             group: In which plain tensors are replicated, if they are.
         """
-        for form, tensor in self._state.forms():
+        peers = None if self.groups is None else self.groups.of(self.rank)
+        for form, tensor in self._state.forms(peers):
             replicas = Replicas.of(tensor, group)
             if replicas is None:
                 yield form
@@ -325,9 +335,7 @@ class TorchFramework(Framework):
             ]
             words += [_word(holders), len(holders), _word(forms)]
         shared = sum(bool(block.holders) for block in self._blocks)
-        known = gather([len(words), shared, *self._what_it_holds()])
-        self.uneven, self.is_pipelined = _unevenness([row[2:] for row in known])
-        counts = [(row[0], row[1]) for row in known]
+        counts = gather([len(words), shared])
         if not any(count for count, _ in counts):
             return 0
         claims: dict[int, list[tuple[int, int, int]]] = {}
@@ -410,10 +418,12 @@ class TorchFramework(Framework):
         """Nothing of it is optional."""
 
     def recast(self, smalls: Sequence[StateView], heir: Heir) -> StateDict:
-        names = ("counters", "optimizer", "gradients", "present")
+        names = ("counters", "optimizer", "gradients", "more_gradients", "trials", "present")
         syncs = {"syncs_buffers": all(one.get("syncs_buffers", True) for one in smalls)}
+        # Versions of 0.1 know one model, and no pipelines.
         return syncs | {
-            name: heir.shared([one[name] for one in smalls], f"its {name}") for name in names
+            name: heir.shared([one.get(name, []) for one in smalls], f"its {name}")
+            for name in names
         }
 
     # -- computing again -------------------------------------------------------------------------

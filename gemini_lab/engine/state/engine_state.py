@@ -221,16 +221,26 @@ class EngineState:
             ConfigError: Something in it cannot be taken over; says what, and the way out.
             CapacityError: There is too little room for it.
         """
-        heir = Heir(rank=self.layout.rank, ranks=self.layout.world_size, layouts=layouts)
-        heir.remark(f"{heir.ranks} ranks go on from a version of {heir.ranks_then} ranks")
-        unfolded = [small_state.unfold(decode_framed(small)) for small in smalls]
+        layout, groups = self.layout, self.framework.groups
+        peers = [*range(layout.world_size)] if groups is None else groups.of(layout.rank)
+        then = [
+            one.rank for one in layouts if one.model_parallel_rank == layout.model_parallel_rank
+        ]
+        heir = Heir(
+            rank=peers.index(layout.rank),
+            ranks=len(peers),
+            layouts=[layouts[rank] for rank in then],
+            model_parallel_size=1 if groups is None else groups.model_parallel_size,
+        )
+        heir.remark(f"{layout.world_size} ranks go on from a version of {len(layouts)} ranks")
+        unfolded = [small_state.unfold(decode_framed(smalls[rank])) for rank in then]
         small = small_state.recast(
             unfolded, heir, self.framework, self.script, may_restart=may_restart
         )
         small["identity"], small["batch"] = self._identity, small.get("batch", self.batch)
-        if keep_batch:
+        if keep_batch and (self.script.watches or self.is_data_even):  # as a later stage's are not
             _require_batch(unfolded[0].get("batch"), small["batch"], heir)
-        self.world_changed = WorldChange(ranks_then=heir.ranks_then, ranks_now=heir.ranks)
+        self.world_changed = WorldChange(ranks_then=len(layouts), ranks_now=layout.world_size)
         return self._within_room(encode_framed(small)), heir.remarks
 
     def take_back(self, payload: Payload, *, with_data: bool) -> StateDict:
@@ -295,7 +305,8 @@ class EngineState:
         # It has to be the same in every start of a run.
         small_capacity_bytes = MIB + buffers_bytes + 256 * len(named) + self.script.room_bytes
         tensors = lay_out(framework.forms(), start_bytes=small_capacity_bytes)
-        last = tensors[-1]
+        last, groups = tensors[-1], framework.groups
+        size = groups.model_parallel_size if groups is not None else int(not framework.uneven)
         return ShardLayout(
             rank=framework.rank,
             world_size=framework.world_size,
@@ -316,9 +327,11 @@ class EngineState:
             frozen=tuple(frozen),
             # On all ranks: another one may have frozen weights, and these are collectives.
             frozen_digest=digest_over_ranks(list(frozen.values())),
-            frozen_sum=sum_over_ranks(frozen),
+            frozen_sum=sum_over_ranks(frozen, groups),
             unplaced=tuple(framework.unplaced()),
             uneven=framework.uneven,
+            model_parallel_size=size,
+            model_parallel_rank=0 if groups is None else groups.model_parallel_rank(framework.rank),
         )
 
     def _require_fit(self, small: StateView, size_bytes: int) -> None:

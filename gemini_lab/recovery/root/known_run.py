@@ -145,6 +145,7 @@ class KnownRun:
                 settings=event.settings,
                 fingerprint=event.fingerprint,
                 placed=replace(self.state.seats, placement=event.placement),
+                model_parallel_size=event.model_parallel_size,
             ),
         )
 

@@ -59,6 +59,7 @@ class Course:
         self.job: RunStarted | None = None
         self.started_at_s = 0.0
         self.settings: dict[str, Any] = {}
+        self.model_parallel_size = 1  # ranks that hold one model between them; 0 if unknown
         self.phase: Phase = "waiting for events"
         # More on that: a recovery's step, why the run failed or was stopped, or nothing.
         self.detail = ""
@@ -86,6 +87,7 @@ class Course:
                 self._start(entry.at_s, event)
             case Protected(rank=0) if event.epoch >= self.epoch:
                 self.settings = {**self.settings, **asdict(event.settings)}
+                self.model_parallel_size = event.model_parallel_size
             case Note():
                 self.notes.append((entry.at_s, entry.node, event.text))
             case CodeSeen(changed=[_, *_]):
