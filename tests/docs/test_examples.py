@@ -11,8 +11,7 @@ import yaml
 from gemini_lab.cli import node, run_command
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-PAGES = ("tutorials/slurm.md", "how-to/metrics.md", "how-to/alerts.md", "how-to/parallel.md")
-GUIDE = [EXAMPLES.parent / name for name in PAGES]
+GUIDE = [*EXAMPLES.parent.glob("tutorials/*.md"), *EXAMPLES.parent.glob("how-to/*.md")]
 PARSERS = {"run": run_command.parser(), "node": node.parser()}
 
 
