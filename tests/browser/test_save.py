@@ -103,6 +103,18 @@ def test_a_saved_run_goes_back_to_a_failure_and_to_its_end(saved: Path, page: An
     page.get_by_text("saved: this is the whole run").wait_for()
 
 
+def test_a_text_that_follows_the_slider_is_replaced_where_it_is(saved: Path, page: Any) -> None:
+    """Bokeh would build all around it again at each step, and measure the page."""
+    open_alone(page, saved)
+    page.wait_for_function("() => document.documentElement.dataset.moment !== undefined")
+    box = page.locator(".bk-clearfix", has=page.locator("dl.tiles")).last.element_handle()
+    assert "recovering" not in box.inner_text()
+    page.get_by_role("button", name="◀ failure").click()
+    page.get_by_text("recovering", exact=True).first.wait_for()
+    assert "recovering" in box.inner_text()
+    assert box.evaluate("(element) => element.isConnected")
+
+
 def test_the_tab_key_stops_at_no_figure_in_which_no_key_does_anything(
     saved: Path, page: Any
 ) -> None:

@@ -106,7 +106,7 @@ def test_only_views_of_text_follow_a_slider_that_moves(store: EventStore) -> Non
     sheet, document = page()
     kept = told(script_of(store, sheet, document, state=END))
     live = [document.get_model_by_id(kept["views"][place]).name for place in kept["live"]]
-    assert sorted(live) == ["state", "status"]
+    assert sorted(live) == ["spent", "state", "status"]
     assert {view for *_, view in kept["tracks"]} > set(kept["live"])
 
 

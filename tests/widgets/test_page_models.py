@@ -48,14 +48,14 @@ def look(page: Page) -> str:
 
 def test_a_page_is_answered_with_its_words_and_the_figures_come_one_by_one(log: Path) -> None:
     page = page_of(log)
-    assert set(page._sheet.views) == {"status"}
+    assert set(page._sheet.views) == {"spent", "status"}
     assert page._timeline._newest is None
     sizes = []
     while not page._sheet.is_whole:
         page._pulse.seen = page._pulse.beat
         page.tick()
         sizes.append(len(page._sheet.views))
-    assert sizes == [*range(2, len(VIEWS) + 1)]
+    assert sizes == [*range(3, len(VIEWS) + 1)]
     for root in page._document.roots:
         assert root.name not in page._sheet.slots or root.children
     assert page._sheet.views["replicas"].nodes.data["name"]

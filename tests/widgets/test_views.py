@@ -1,5 +1,6 @@
 """The views without a browser: what they draw, within their bounds, and that text stays text."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -481,7 +482,10 @@ def test_the_switch_for_browsers_knows_all_that_changes() -> None:
         assert len(switch(view).args["follows"]) == len(view._follows) > 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in VIEWS if kind is not StatusView])
+TEXT = (StatusView, SpentView)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in VIEWS if kind not in TEXT])
 def test_every_figure_has_a_description(kind: type[View]) -> None:
     view = drawn(kind, with_one_loss())
     assert view._figures
@@ -502,12 +506,14 @@ def test_importing_the_package_imports_neither_bokeh_nor_panel() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_run_of_days_has_an_axis_of_short_numbers() -> None:
+def test_the_bar_of_time_shows_each_part_by_its_share_and_ends_with_the_whole() -> None:
     run = ToldRun().protect().iterate(1, duration_s=100_000.0).iterate(2, duration_s=90_000.0)
-    view = drawn(SpentView, run.finish(2))
-    assert view.plot.xaxis.axis_label.startswith("hours")
-    assert view.plot.x_range.end == pytest.approx(190_000 / 3600, rel=0.01)
-    assert view.parts.data["end"][-1] == pytest.approx(view.plot.x_range.end)
+    text = drawn(SpentView, run.finish(2)).table.text
+    shares = [float(share) for share in re.findall(r"flex-grow:([\d.]+)", text)]
+    assert sum(shares) == pytest.approx(1.0, abs=1e-5)
+    assert max(shares) > 0.99
+    assert re.search(r"<b style='[^']*'>training 100.0\xa0%</b>", text)
+    assert "<span>0</span><span>2 d 4 h</span>" in text
 
 
 def test_a_map_without_nodes_takes_no_room() -> None:
@@ -546,7 +552,7 @@ def test_nothing_is_said_to_be_added_where_there_was_nothing_to_compare_with() -
     waited = Overhead(share=8.953, low=None, high=None, how="what was waited")
     words = iteration_times.describe(replace(table, overhead=waited))
     assert "checkpoints add" not in words
-    assert "updates waited for checkpoints, 895.3% of the iterations' other time" in words
+    assert "updates waited for checkpoints, 895.3\xa0% of the iterations' other time" in words
     compared = replace(waited, share=0.01, low=0.0, high=0.02, how="medians")
     words = iteration_times.describe(replace(table, overhead=compared))
     assert "checkpoints add +1.0% (95 %: +0.0% to +2.0%), medians" in words

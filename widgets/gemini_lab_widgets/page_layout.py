@@ -17,9 +17,9 @@ from gemini_lab_widgets.views.view import WAITS, switch
 
 TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 """What surrounds the views; Jinja."""
-LIVE: Final = ("state", "status")
-"""Parts that follow the slider while it moves: a browser needs a millisecond for each. The figures
-take some 100 ms together, so they follow when the slider rests."""
+LIVE: Final = ("state", "status", "spent")
+"""Parts that follow the slider while it moves: they are text, so a browser needs a millisecond for
+each. The figures take longer together, so they follow when the slider rests."""
 STATE_STYLE: Final = """
 :host { font: 14px/1.35 FONT; color: light-dark(#565656, #bdbdbd); }
 b { color: light-dark(#1b1b1b, #f2f2f2); font-weight: 600; }
@@ -61,6 +61,18 @@ SKIP_CANVASES: Final = """
 
 A live page gets its figures later, and says when (`js/pulse.js`).
 """
+IN_PLACE: Final = """
+    const words = words_of.default_view?.prototype, whole = words?.rerender
+    if (whole && !words.is_in_place) Object.assign(words, { is_in_place: true, rerender() {
+        const { text, disable_math } = this.model
+        if (!disable_math) whole.call(this)
+        else if (this.text_now !== text) this.markup_el.innerHTML = this.text_now = text
+    } })
+"""
+"""For each new text Bokeh builds a `Div` again, with its style sheets, and measures all of its root
+three times: 10 ms. Here the text alone is replaced, as nothing else of our `Div`s changes but
+`visible`, which Bokeh sees to elsewhere. Its own observer finds out if the size differs.
+"""
 TURN: Final = """
     const theme = toggle.active ? "dark" : "light"
     document.documentElement.style.colorScheme = theme
@@ -86,7 +98,9 @@ class PageLayout:
             for kind in VIEWS
         }
         self.views: dict[str, View] = {}
-        self.state = Div(name="state", stylesheets=[InlineStyleSheet(css=STATE_STYLE)])
+        self.state = Div(
+            name="state", disable_math=True, stylesheets=[InlineStyleSheet(css=STATE_STYLE)]
+        )
         self._dark = Toggle(
             name="dark", label="Dark", stylesheets=[InlineStyleSheet(css=TOGGLE_STYLE)]
         )
@@ -140,7 +154,10 @@ class PageLayout:
                 document.add_root(root)
         document.js_on_event(
             "document_ready",
-            CustomJS(args={"toggle": self._dark}, code=CHOOSE + TURN + SKIP_CANVASES),
+            CustomJS(
+                args={"toggle": self._dark, "words_of": self.state},
+                code=IN_PLACE + CHOOSE + TURN + SKIP_CANVASES,
+            ),
         )
         for view in self.views.values():
             document.js_on_event("document_ready", switch(view))

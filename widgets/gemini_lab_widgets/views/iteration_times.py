@@ -7,6 +7,7 @@ from bokeh.layouts import row
 from bokeh.models import FactorRange
 
 from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.headline import percent
 from gemini_lab.report.tables.iterations import IterationSeries, IterationTable, Overhead
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import BLUE, GREY, ORANGE, shown
@@ -216,9 +217,10 @@ def _points(series: Sequence[IterationSeries], top: float) -> dict[str, list[Any
 
 
 def _cost(cost: Overhead) -> str:
-    """Return what checkpoints cost, beside iterations without, or else the time waited for them."""
+    """Return what checkpoints cost: against iterations without, or else the time waited for them."""
     if cost.low is None:
-        return f"updates waited for checkpoints, {cost.share:.1%} of the iterations' other time"
+        share = percent(cost.share)
+        return f"updates waited for checkpoints, {share} of the iterations' other time"
     between = f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
     return f"checkpoints add {cost.share:+.1%}{between}, {cost.how}"
 

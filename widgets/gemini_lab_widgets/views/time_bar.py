@@ -1,7 +1,6 @@
 """Every second of the run explained, as one bar."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
@@ -10,9 +9,9 @@ from gemini_lab.report.tables import Tables
 from gemini_lab.report.tables.headline import percent
 from gemini_lab.report.tables.spent import FAILURES, Part, SpentRow, SpentTable
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pictures.palette import FELT, FONT, GREEN, LIGHT, TRAINING, esc, on
+from gemini_lab_widgets.pictures.palette import FELT, FONT, GREEN, LIGHT, TRAINING, css, esc, on
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
-from gemini_lab_widgets.views.view import View, hatched, hover, put, source, stretch
+from gemini_lab_widgets.views.view import View, hatched
 
 STYLES: Final[dict[Part, tuple[str, str]]] = {
     "training": (TRAINING, ""),
@@ -29,9 +28,6 @@ STYLES: Final[dict[Part, tuple[str, str]]] = {
     "other": (LIGHT.paper, ""),
 }
 """Colour and hatch of each part: those of the recoveries' steps where it is one."""
-UNITS: Final = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0), ("seconds", 1.0))
-AT_LEAST: Final = 4
-"""Of a unit, for it to be used."""
 LABELLED: Final = 0.3
 """A part with this share of the bar has room for its label, on a phone too."""
 CSS: Final = """
@@ -44,6 +40,11 @@ td, th { padding: 2px 14px 2px 0; vertical-align: baseline; }
 i { display: inline-block; width: 16px; height: 11px; border: 1px solid var(--gl-rule);
   border-radius: 2px; margin-right: 8px; }
 .part { white-space: nowrap; }
+.bar { display: flex; height: 72px; margin: 6px 0 2px; border: 1px solid var(--gl-rule); }
+.bar span { flex-basis: 0; min-width: 0; overflow: hidden; display: grid; place-items: center; }
+.bar span + span { border-left: 1px solid var(--gl-paper); }
+.bar b { font-weight: 400; padding: 2px 4px; white-space: nowrap; }
+.ends { display: flex; justify-content: space-between; font-size: 13px; margin-bottom: 6px; }
 @media (max-width: 640px) { th.how { display: none; }
   td.how { display: block; width: auto; padding: 0 0 4px 20px; }
   tr { display: grid; grid-template-columns: 1fr auto auto; } td.how { grid-column: 1 / -1; } }
@@ -56,86 +57,39 @@ class SpentView(View):
     title: ClassVar[str] = "Every second explained"
 
     def _build(self) -> Sequence[Any]:
-        self.parts = source("start end label took share how colour hatch")
-        self.labels = source("x ink ground text")
-        self.plot = self._figure(height=118, y=(0, 1))
-        self.plot.yaxis.visible = self.plot.ygrid.visible = False
-        bars = self.plot.hbar(
-            y=0.5,
-            left="start",
-            right="end",
-            height=0.8,
-            source=self.parts,
-            fill_color=self._kind("colour"),
-            hatch_pattern="hatch",
-            hatch_scale=7,
-            line_width=1,
-        )
-        self._follow(bars.glyph, line_color="paper", hatch_color="paper")
-        style: dict[str, Any] = {
-            "text_align": "center",
-            "text_baseline": "middle",
-            "text_color": self._kind("ink"),
-            "background_fill_color": self._kind(
-                "ground"
-            ),  # over the lines of a hatch nothing can be read
-            "background_fill_alpha": 1.0,
-            "padding": 2,
-        }
-        self._text(self.plot, "x", 0.5, self.labels, **style)
-        rows = (("", "@label"), ("took", "@took"), ("of the run", "@share"), ("from", "@how"))
-        hover(self.plot, [bars], *rows)
+        # Text, so that it follows a slider that moves: hatches on a canvas take 40 ms to draw.
         self.table = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
-        return (self.plot, self.table)
+        return (self.table,)
 
     def update(self, tables: Tables) -> None:
         table = tables.spent
-        unit, unit_s = _unit(table.wall_s)
-        self.plot.xaxis.axis_label = f"{unit}, by what they went into"
-        ends = list(accumulate(row.seconds / unit_s for row in table.rows))
-        starts = [0.0, *ends[:-1]][: len(ends)]
-        put(self.parts, _columns(table, starts, ends))
-        wide = [
-            (start, end, row)
-            for start, end, row in zip(starts, ends, table.rows, strict=True)
-            if row.seconds > LABELLED * table.wall_s
-        ]
-        put(
-            self.labels,
-            {
-                "x": [(start + end) / 2 for start, end, _ in wide],
-                "ink": [on(STYLES[row.part][0]) for *_, row in wide],
-                "ground": [STYLES[row.part][0] for *_, row in wide],
-                "text": [f"{row.label} {percent(table.share(row.part))}" for _, _, row in wide],
-            },
-        )
-        stretch(self.plot.x_range, 0.0, table.wall_s / unit_s or 1.0)
-        self.plot.visible = self.table.visible = bool(table.rows)
-        text = _table(table)
+        self.table.visible = bool(table.rows)
+        text = _bar(table) + _table(table)
         if self.table.text != text:
             self.table.text = text
         self._say(describe(table), brief=summary(table))
 
 
-def _unit(wall_s: float) -> tuple[str, float]:
-    """Return the unit that gives an axis short numbers, and its seconds."""
-    return next((one for one in UNITS if wall_s >= AT_LEAST * one[1]), UNITS[-1])
+def _bar(table: SpentTable) -> str:
+    """Return the parts end to end; the pointer finds what the table says of each."""
+    parts = "".join(_part(row, table) for row in table.rows)
+    ends = f"<span>0</span><span>{esc(format_seconds(table.wall_s))}</span>"
+    return f"<div class=bar aria-hidden=true>{parts}</div><div class=ends>{ends}</div>"
 
 
-def _columns(
-    table: SpentTable, starts: Sequence[float], ends: Sequence[float]
-) -> dict[str, Sequence[Any]]:
-    rows = table.rows
-    return {
-        "start": starts,
-        "end": ends,
-        "label": [row.label for row in rows],
-        "took": [format_seconds(row.seconds) for row in rows],
-        "share": [percent(table.share(row.part)) for row in rows],
-        "how": [row.source for row in rows],
-        "colour": [STYLES[row.part][0] for row in rows],
-        "hatch": [STYLES[row.part][1] or "blank" for row in rows],
-    }
+def _part(row: SpentRow, table: SpentTable) -> str:
+    colour, hatch = STYLES[row.part]
+    share = percent(table.share(row.part))
+    told = f"{row.label}: {format_seconds(row.seconds)}, {share} of the run; {row.source}"
+    words = ""
+    if row.seconds > LABELLED * table.wall_s:
+        ink = "var(--gl-ink)" if colour == LIGHT.paper else css(on(colour))
+        ground = f"color:{ink};background:{css(colour)}"  # over a hatch's lines nothing can be read
+        words = f"<b style='{ground}'>{esc(row.label)} {esc(share)}</b>"
+    look = (
+        f"flex-grow:{row.seconds / (table.wall_s or 1.0):.6f};background:{hatched(colour, hatch)}"
+    )
+    return f"<span title='{esc(told)}' style='{look}'>{words}</span>"
 
 
 def _table(table: SpentTable) -> str:
