@@ -217,7 +217,7 @@ def _points(series: Sequence[IterationSeries], top: float) -> dict[str, list[Any
 
 
 def _cost(cost: Overhead) -> str:
-    """Return what checkpoints cost: against iterations without, or else the time waited for them."""
+    """Return what checkpoints cost against iterations without, or the time waited for them."""
     if cost.low is None:
         share = percent(cost.share)
         return f"updates waited for checkpoints, {share} of the iterations' other time"
