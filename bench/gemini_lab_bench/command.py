@@ -37,7 +37,7 @@ BENCHES: Final[dict[str, str]] = {
     "contention": "less and less idle time, until checkpoints no longer fit",
     "gpu": "12 bytes a parameter to pinned memory every iteration (needs a GPU)",
     "peers": "checkpoints of other systems on the same tensors, and ours",
-    "control": "what N agents cost the store, the root agent and the log (--agents 10,100,1000)",
+    "control": "what N agents cost their root agent, store and log (--agents 4,32,128,1000)",
     "log": "opening a long log, the first time and again, and one place of it (--lines, --calls)",
 }
 """Help by name."""

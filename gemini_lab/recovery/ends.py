@@ -102,6 +102,8 @@ class RankEnds:
         Args:
             places: What is seen of the ranks.
         """
+        if not self._over:
+            return None
         training = self._done.keys() - self._over.keys()
         begun = {rank: self._done[rank] + 1 for rank in places.in_step if rank in training}
         begun |= self._begun

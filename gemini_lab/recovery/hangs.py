@@ -205,6 +205,9 @@ class Pulses:
     def _seen(
         self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
     ) -> list["_Standing"]:
+        """Return how the ranks stand; nobody, at no cost, while all of them make progress."""
+        if not self._heard:
+            return []
         return [self._standing(rank, at_s, limits) for rank in ranks if rank not in finished]
 
     def _standing(self, rank: int, at_s: float, limits: Limits) -> "_Standing":

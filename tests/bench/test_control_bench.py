@@ -1,36 +1,19 @@
-"""The `control` bench's arithmetic; what it measures is measured by running it."""
+"""The `control` bench: what it refuses, what it counts, and what must not grow with the agents."""
 
-import psutil
+import argparse
+
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab_bench.benches.control import ControlPlan, _growth, bench, measure
-from gemini_lab_bench.benches.control_lab import read_use
+from gemini_lab_bench.benches.control import _growth, add_options, bench, measure
 from gemini_lab_bench.rows import Row
-
-METRICS = """\
-# TYPE grpc_server_msg_received_total counter
-grpc_server_msg_received_total{grpc_method="Range",grpc_service="KV",grpc_type="unary"} 40
-grpc_server_msg_received_total{grpc_method="LeaseKeepAlive",grpc_type="bidi_stream"} 2.5e+02
-grpc_server_msg_sent_total{grpc_method="Range",grpc_service="KV",grpc_type="unary"} 40
-etcd_network_client_grpc_received_bytes_total 7
-etcd_network_client_grpc_sent_bytes_total 1.5e+06
-"""
+from gemini_lab_bench.world.world import WorldShape
 
 
-def test_operations_are_requests_on_streams_and_alone() -> None:
-    assert (read_use(METRICS).operations, read_use(METRICS).sent_bytes) == (290.0, 1.5e6)
-
-
-def test_the_use_of_a_while_is_a_difference() -> None:
-    later = read_use(METRICS.replace("} 40", "} 60"))
-    assert (later - read_use(METRICS)).operations == 20.0
-
-
-@pytest.mark.parametrize("agents", ["10,many", "3", "10,,100"])
+@pytest.mark.parametrize("agents", ["10,many", "2", "10,,100", "20000"])
 def test_sizes_that_cannot_be_measured_are_refused(agents: str) -> None:
-    with pytest.raises(ConfigError, match=r"--agents .* 2 repeats kill 2 agents"):
-        bench(2, agents=agents, seconds=1.0, lease_s=2.0, limit_s=1.0)
+    with pytest.raises(ConfigError, match=r"--agents .* give numbers from 3 to 10000"):
+        bench(2, agents=agents, workers_per_node=1, parts=False)
 
 
 def test_a_quantity_that_two_sizes_tell_grows_with_a_power() -> None:
@@ -41,11 +24,20 @@ def test_a_quantity_that_two_sizes_tell_grows_with_a_power() -> None:
     assert [*_growth(rows[:1])] == []
 
 
-def test_a_lab_that_takes_too_long_ends_with_what_was_waited_for() -> None:
-    """Real agents are begun, and ended again at the limit."""
-    before = len(psutil.Process().children())
-    rows = measure(3, ControlPlan(repeats=1, seconds=1.0, lease_s=2.0, limit_s=0.5))
-    assert {row.why_not for row in rows} == {
-        "0.5 s were over while it waited for agents to come up"
-    }
-    assert len(psutil.Process().children()) == before
+def test_real_agents_start_train_and_lose_a_node_and_the_root_agent() -> None:
+    cost = measure(0, WorldShape(nodes=4, standbys=2, has_tier=False))
+    for use in (cost.start, cost.iterations, cost.node_lost, cost.root_lost):
+        assert use.root_s > 0
+        assert use.to_root["event_said"] > 0
+    for use in (cost.start, cost.node_lost, cost.root_lost):
+        assert use.from_root["start_workers"] > 0
+        assert use.to_root["inventory"] > 0
+    assert not cost.iterations.from_root  # while training goes on, the root agent only listens
+
+
+def test_it_prints_a_table_of_each_size() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    rows = bench(1, **vars(parser.parse_args(["--agents", "3,4", "--parts"])))
+    assert {row.settings.get("agents") for row in rows if row.settings} == {3, 4}
+    assert any(row.name.startswith("start: start_workers") for row in rows)

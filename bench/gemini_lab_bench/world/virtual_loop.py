@@ -8,6 +8,7 @@ stopped process back until it goes on, as SIGSTOP does, and drops those of a kil
 import asyncio
 import contextvars
 import heapq
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
@@ -28,10 +29,12 @@ class VirtualProcess:
         name: For people.
         is_gone: Whether it was killed.
         runs: Whether it does anything now.
+        cpu_s: Processor time that its code took, if the loop is metered.
     """
 
     def __init__(self, name: str, loop: "VirtualLoop") -> None:
         self.name, self.is_gone, self.runs = name, False, True
+        self.cpu_s = 0.0
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
         self._loop = loop
@@ -119,6 +122,7 @@ class _Handle:
         if process is not None and not process.runs:
             process.hold(self)
             return
+        began_s = time.thread_time() if self._loop.is_metered else 0.0
         try:
             self._context.run(callback, *self._args)
         except (KeyboardInterrupt, SystemExit):
@@ -126,6 +130,8 @@ class _Handle:
         except BaseException as error:  # noqa: BLE001 - as asyncio does
             told = {"message": f"Exception in callback {callback}", "exception": error}
             self._loop.call_exception_handler(told)
+        if began_s and process is not None:
+            process.cpu_s += time.thread_time() - began_s
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -135,13 +141,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         network: Opens and accepts the connections of its processes.
         failures: What no code caught.
         is_over: Whether nothing is done any more: what is collected may still call.
+        is_metered: Whether the processor time of each process is measured.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.network: Any = None
         self.failures: list[str] = []
-        self.is_over = False
+        self.is_over = self.is_metered = False
         self._now_s, self._timers_made = 0.0, 0
         self._ready: deque[_Handle] = deque()
         self.call_soon_threadsafe = self.call_soon  # type: ignore[assignment]  # there are no threads

@@ -41,6 +41,8 @@ class VirtualNetwork:
         self.hosts: dict[str, NetworkHost] = {}  # by address
         self.place_of: dict[VirtualProcess, NetworkHost] = {}
         self.slow_s = 0.0  # the most that a message takes longer than usual
+        # Called with all that is written: who writes, to whom, and what.
+        self.on_write: Callable[[VirtualProcess, VirtualProcess, bytes], object] | None = None
         self._cut: set[tuple[str, str]] = set()  # names, from and to
         self._ends: dict[_End, None] = {}  # in the order in which they were opened
 
@@ -237,6 +239,8 @@ class _End(asyncio.Transport):
             self._network.loop.after(self._network.delay_s(), self.fail, reset)
         self._waiting_bytes += len(data)
         self._queue.append(bytes(data))
+        if self._network.on_write is not None:
+            self._network.on_write(self.process, self.other.process, self._queue[-1])
         if self._waiting_bytes > HIGH_BYTES and not self._is_paused:
             self._is_paused = True
             self.protocol.pause_writing()

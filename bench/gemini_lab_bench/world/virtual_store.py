@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ class VirtualStore:
         watch_delay_s: The most by which a watch is late.
         late_s: By which leases run out later than they say.
         is_full: Whether it takes nothing more.
+        asked: How often clients asked for each kind of call.
     """
 
     def __init__(self, network: VirtualNetwork, rng: random.Random) -> None:
@@ -45,6 +47,7 @@ class VirtualStore:
         self.host = network.add("store")
         self.is_up = True
         self.is_full = False
+        self.asked: Counter[str] = Counter()
         self.loses_answers = self.watch_delay_s = self.late_s = 0.0
         self.keys: dict[bytes, tuple[bytes, int]] = {}
         self._leases: dict[int, _Lease] = {}
@@ -83,6 +86,7 @@ class VirtualStore:
 
     def do(self, call: str, fields: dict[str, Any]) -> Any:
         """Do what a client asks, and return its answer."""
+        self.asked[call] += 1
         adds = "request_put" in [kind for one in fields.get("success", []) for kind in one]
         if self.is_full and (adds or call in {"Put", "LeaseGrant"}):
             raise ConnectionError(f"etcdserver: mvcc: {QUOTA_REACHED}")
