@@ -50,6 +50,7 @@ from gemini_lab.recovery.messages import (
     WorkerEnded,
     WorkerStart,
 )
+from gemini_lab.recovery.told_seats import whole_ranks
 from gemini_lab.units import format_bytes
 
 FENCE_S: Final = 1.0
@@ -339,31 +340,34 @@ class Supervisor:
         self.root.send(inventory)
 
     def _start_workers(self, order: StartWorkers) -> None:
+        seats = order.seats.whole()
+        all_kept = whole_ranks(order.kept, seats.ranks)
         self._listener.history.begin(order.order.run)
-        self._listener.is_placed = order.seats.placement is not None
-        self.memory.turn_to(order.seats.world_size)
+        self._listener.is_placed = seats.placement is not None
+        self.memory.turn_to(seats.world_size)
         interface = self._machine.network_of(self._ip).interface
-        ranks = order.seats.ranks_on(self.name)
+        ranks = seats.ranks_on(self.name)
+        kept = {*ranks} & {*all_kept}
         port: tuple[int, ...] = ()
         if self._port is not None and order.rendezvous == self._hold_port(order.epoch)[0]:
             port = (self._port.fileno(),)
-        server = min(ranks, key=lambda rank: (rank in order.kept, rank), default=None)
+        server = min(ranks, key=lambda rank: (rank in kept, rank), default=None)
         for rank in ranks:
             served = port if rank == server else ()
             start = WorkerStart(
                 rank=rank,
                 epoch=order.epoch,
                 order=order.order,
-                seats=order.seats,
+                seats=seats,
                 plan=order.plan,
                 rendezvous=order.rendezvous,
                 fingerprint=order.fingerprint,
                 interface=interface,
-                kept=order.kept,
+                kept=all_kept,
                 joins=order.joins,
                 code=order.code,
             )
-            if rank in order.kept:
+            if rank in kept:
                 if not self._kept.go_on(self.host, start, served):
                     self._tell_gone(start)
                 continue

@@ -32,6 +32,7 @@ from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, Send
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.seating import fill_positions
 from gemini_lab.recovery.stop import Living
+from gemini_lab.recovery.told_seats import ToldSeats, told_ranks
 from gemini_lab.seats import Seats, in_order
 
 AHEAD_S: Final = 120.0
@@ -125,11 +126,11 @@ class Ahead:
         order = StartWorkers(
             epoch=state.epoch,
             order=state.job,
-            seats=seats,
+            seats=ToldSeats.of(seats),
             plan=PlanPart(version=state.reached.newest, tier="memory"),
             rendezvous=said.address,
             fingerprint=state.setup.fingerprint,
-            kept=[rank for rank in seats.ranks if rank not in self.ranks],
+            kept=told_ranks(rank for rank in seats.ranks if rank not in self.ranks),
             joins=state.reached.rendezvous,
             code=state.digests,
         )

@@ -30,6 +30,7 @@ from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected
 from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.recovery.plan import PlanPart, Stored, Unclear, VersionId
 from gemini_lab.recovery.requests import AnyRequest, Rising
+from gemini_lab.recovery.told_seats import ToldRanks, ToldSeats
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
@@ -328,11 +329,11 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
     """Start the workers of your position; `plan` is your part of it."""
 
     order: JobOrder
-    seats: Seats
+    seats: ToldSeats
     plan: PlanPart
     rendezvous: str
     fingerprint: str | None
-    kept: list[Rank] = []  # ranks, of all nodes, that go on in their processes
+    kept: ToldRanks = []  # ranks, of all nodes, that go on in their processes
     joins: str = ""  # as `WorkerStart.joins`
     # Digests of the script's files that this run executed last, by name; what workers execute is
     # compared with that.

@@ -10,6 +10,7 @@ from gemini_lab.log.events import RecoveryFinished, RecoveryStarted, RunFailed, 
 from gemini_lab.placement import Placement, Risk
 from gemini_lab.recovery.messages import ExecutedAs, JobOrder
 from gemini_lab.recovery.plan import Copy, VersionId
+from gemini_lab.recovery.told_seats import ToldSeats
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import Lineage
@@ -308,10 +309,22 @@ class RootState:
         return known or Settings.parse({**self.job.defaults, **self.job.settings})
 
     def to_text(self) -> str:
-        """Return the state as JSON."""
-        return msgspec.json.encode(self).decode()
+        """Return the state as JSON, with the seats in few words: a store takes 1.5 MB at most."""
+        placed = self.setup.placed
+        rest = replace(self, setup=replace(self.setup, placed=None))
+        stored = _Stored(rest=rest, seats=None if placed is None else ToldSeats.of(placed))
+        return msgspec.json.encode(stored).decode()
 
     @classmethod
     def from_text(cls, text: str) -> "RootState":
         """Return the state that `to_text` gave."""
-        return msgspec.json.decode(text, type=cls)
+        stored = msgspec.json.decode(text, type=_Stored)
+        placed = None if stored.seats is None else stored.seats.whole()
+        return replace(stored.rest, setup=replace(stored.rest.setup, placed=placed))
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A state as it is stored."""
+
+    rest: RootState  # all but the seats
+    seats: ToldSeats | None

@@ -47,6 +47,7 @@ from gemini_lab.recovery.messages import (
     WorkerStart,
 )
 from gemini_lab.recovery.plan import PlanPart, RecoveryPlan
+from gemini_lab.recovery.told_seats import ToldSeats
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, lay_out
 from gemini_lab.wire.local import LocalChannel
@@ -375,7 +376,7 @@ async def test_a_port_is_held_from_the_fence_until_workers_start_here_or_elsewhe
     order = StartWorkers(
         epoch=3,
         order=start.order,
-        seats=replace(start.seats, members=("node-9",)),
+        seats=ToldSeats.of(start.seats.seated(["node-9"])),
         plan=PlanPart(version=None, tier="start"),
         rendezvous="10.0.0.1:1",
         fingerprint=None,

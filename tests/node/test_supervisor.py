@@ -54,7 +54,7 @@ class Agent:
 
 
 def ahead(start: StartWorkers) -> StartWorkers:
-    return msgspec.structs.replace(start, joins="there:1", kept=[1, 2, 3])
+    return msgspec.structs.replace(start, joins="there:1", kept=[(1, 3)])
 
 
 def exit_of(agent):
@@ -75,7 +75,7 @@ def test_a_new_root_is_told_of_those_that_train_and_the_others_end():
 def test_one_that_has_been_given_its_place_is_a_worker_as_any_other():
     agent, start = Agent(), first_start()
     agent.obey(ahead(start))
-    agent.obey(msgspec.structs.replace(start, epoch=start.epoch + 1, kept=[0, 1, 2, 3]))
+    agent.obey(msgspec.structs.replace(start, epoch=start.epoch + 1, kept=[(0, 3)]))
     assert isinstance(agent.worker.channel.told[-1], GoOn)
     assert agent.node.joined().workers == {0: "running"}
     assert agent.begun == []

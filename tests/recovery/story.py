@@ -65,6 +65,7 @@ from gemini_lab.recovery.protocol import (
 from gemini_lab.recovery.requests import AnyRequest, DrainNode
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
+from gemini_lab.recovery.told_seats import whole_ranks
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
@@ -82,6 +83,11 @@ JOB = JobOrder(
 def job(**settings: str | float | None) -> JobOrder:
     """The story's job, with what its launcher was told."""
     return JobOrder(number=1, run=RUN, job=JOB.job, seats=JOB.seats, settings=settings)
+
+
+def kept_by(order: StartWorkers) -> list[int]:
+    """Return the ranks that go on in their processes, as an order to start workers says."""
+    return whole_ranks(order.kept, order.seats.whole().ranks)
 
 
 class Story:
@@ -239,8 +245,8 @@ class Story:
                 kept = self.copies[sent.to]
                 kept[:] = [copy for copy in kept if copy.ranks == sent.order.ranks]
             case StartWorkers(joins=joins, seats=seats) if joins:
-                self.ahead[sent.to] = [*seats.ranks_on(sent.to)]
-                for rank in {*seats.ranks_on(sent.to)} - self.slow:
+                self.ahead[sent.to] = [*seats.whole().ranks_on(sent.to)]
+                for rank in {*self.ahead[sent.to]} - self.slow:
                     self.ready_to_join(sent.to, rank)
 
     def ready_to_join(self, node: str, rank: int) -> None:

@@ -33,6 +33,7 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.recovery.plan import Copy, plan_recovery
 from gemini_lab.recovery.requests import DrainNode
+from gemini_lab.recovery.told_seats import ToldSeats
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 from gemini_lab.shard.layout import ShardLayout, lay_out
@@ -68,6 +69,7 @@ KNOWN = {  # values whose fields must agree with each other: one of each is enou
     Job: Job(script="train.py", args=["--x"], cwd="/"),
     Protected: PROTECTED,
     Seats: SEATS,
+    ToldSeats: ToldSeats.of(SEATS),
     ShardLayout: LAYOUT,
     WrongSums: WRONG_SUMS,
     type(PLAN): PLAN,
@@ -213,13 +215,13 @@ def test_a_start_order_says_who_keeps_what():
     order = StartWorkers(
         epoch=4,
         order={"number": 1, "run": 1, "job": Job(script="t.py"), "seats": SEATS},
-        seats=SEATS,
+        seats=ToldSeats.of(SEATS),
         plan=PLAN.parts()["node-1"],
         rendezvous="host:1",
         fingerprint=None,
     )
     back = decode(encode(order))
-    assert back.seats.peers_that_keep(0) == (1,)
+    assert back.seats.whole().peers_that_keep(0) == (1,)
     assert back.plan == PLAN.parts()["node-1"]
     assert len(back.plan.transfers) == 2
 

@@ -15,7 +15,7 @@ from gemini_lab.recovery.protocol import AgentJoined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 
-from .story import Story
+from .story import Story, kept_by
 
 RACKS = {f"node-{n}": rack for n, rack in enumerate("aabbab")}
 
@@ -57,15 +57,15 @@ def test_ranks_train_on_until_the_new_process_could_join_and_meet_where_it_waits
     met_at = story.root.state.reached.rendezvous
     story.drain("node-2")
     (order,) = started_ahead(story)
-    assert (order.joins, order.kept) == (met_at, [0, 1, 3])
-    assert order.seats.members == ("node-0", "node-1", "node-4", "node-3")
+    assert (order.joins, kept_by(order)) == (met_at, [0, 1, 3])
+    assert order.seats.whole().members == ("node-0", "node-1", "node-4", "node-3")
     assert not stopped(story)
     story.iterate(6)
     story.ready_to_join("node-4", 2)
     assert stopped(story)
     story.hold()
     assert {one.rendezvous for one in starts(story)} == {order.rendezvous}
-    assert [one.kept for one in starts(story)] == [[0, 1, 2, 3]] * 4
+    assert [kept_by(one) for one in starts(story)] == [[0, 1, 2, 3]] * 4
     story.go_on()
     (done,) = story.of(events.RecoveryFinished)
     assert (done.version, done.lost_iterations) == (6, 0)
@@ -82,7 +82,7 @@ def test_a_new_process_that_fails_is_done_without_and_said():
     assert any("ImportError: x" in note.text for note in story.of(events.Note))
     assert story.of(events.RecoveryStarted) == []  # nobody who trains has ended
     story.hold()
-    assert [one.kept for one in starts(story)] == [[0, 1, 3]] * 4
+    assert [kept_by(one) for one in starts(story)] == [[0, 1, 3]] * 4
     assert meeting(story) == "node-4"
 
 
@@ -109,7 +109,7 @@ def test_one_that_is_lost_with_its_standby_is_done_without():
     assert stopped(story)
     story.hold()
     assert story.members() == ["node-0", "node-1", "node-5", "node-3"]
-    assert [one.kept for one in starts(story)] == [[0, 1, 3]] * 4
+    assert [kept_by(one) for one in starts(story)] == [[0, 1, 3]] * 4
 
 
 def test_a_standby_whose_connection_broke_has_ended_what_was_started_there():
@@ -126,7 +126,7 @@ def test_one_that_ends_while_the_ranks_stop_has_another_start_in_its_place():
     story.drain("node-2")
     assert stopped(story)
     story.hold()
-    assert [one.kept for one in starts(story)] == [[0, 1, 3]] * 4
+    assert [kept_by(one) for one in starts(story)] == [[0, 1, 3]] * 4
     assert meeting(story) == "node-4"
 
 
@@ -138,7 +138,7 @@ def test_a_failure_meanwhile_ends_it_and_the_move_begins_anew_afterwards():
     story.exit(1, -9)
     ended = [s.order for s in story.orders if s.to == "node-4" and isinstance(s.order, Fence)]
     assert not ended[-1].keeps
-    assert [one.kept for one in starts(story)] == [[0, 2, 3]] * 4
+    assert [kept_by(one) for one in starts(story)] == [[0, 2, 3]] * 4
     story.slow = story.ended = set()
     story.go_on()
     assert len(started_ahead(story)) == 2
@@ -199,6 +199,6 @@ def test_it_starts_where_the_ranks_will_go():
     story.drain("node-2")
     story.hold()
     (order,) = started_ahead(story)
-    assert order.seats.members == tuple(story.members())
+    assert order.seats.whole().members == tuple(story.members())
     assert story.members()[2] == "node-5"
-    assert [one.kept for one in starts(story)] == [[0, 1, 2, 3]] * 4
+    assert [kept_by(one) for one in starts(story)] == [[0, 1, 2, 3]] * 4

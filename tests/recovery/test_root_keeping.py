@@ -14,7 +14,7 @@ from gemini_lab.recovery.messages import (
     WorkerEnded,
 )
 
-from .story import Story
+from .story import Story, kept_by
 
 
 def lose(story: Story, rank: int) -> None:
@@ -26,7 +26,7 @@ def lose(story: Story, rank: int) -> None:
 def kept(story: Story) -> list[list[int]]:
     """Whom the nodes were told to go on with, at the last start."""
     sent = [s.order for s in story.orders if isinstance(s.order, StartWorkers)]
-    return [order.kept for order in sent if order.epoch == story.epoch]
+    return [kept_by(order) for order in sent if order.epoch == story.epoch]
 
 
 def fences(story: Story) -> dict[str, bool]:

@@ -51,6 +51,7 @@ from gemini_lab.recovery.resizes import if_none_comes, seat_anew
 from gemini_lab.recovery.root.ending import Ending
 from gemini_lab.recovery.root.known_run import FIRST_RETRY_S, KnownRun
 from gemini_lab.recovery.root_state import RootState, Trouble
+from gemini_lab.recovery.told_seats import ToldSeats, told_ranks
 from gemini_lab.seats import in_order, listed
 from gemini_lab.settings import Settings
 
@@ -492,15 +493,16 @@ class Lifecycle:
             told = events.ProcessesKept(recovery=state.recovery, epoch=state.epoch, ranks=kept)
             yield Emit(event=told)
         self.run.watch.on_start(state.ranks, iteration=plan.version or 0)
+        seats, kept = ToldSeats.of(state.seats_to_tell), told_ranks(self.run.keeping.ranks)
         for node, part in plan.parts().items():
             order = StartWorkers(
                 epoch=state.epoch,
                 order=state.job,
-                seats=state.seats_to_tell,
+                seats=seats,
                 plan=part,
                 rendezvous=address,
                 fingerprint=state.setup.fingerprint,
-                kept=[*self.run.keeping.ranks],
+                kept=kept,
                 code=state.digests,
             )
             yield Send(to=node, order=order)
