@@ -37,6 +37,7 @@ from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
+from gemini_lab.placement import Risk
 from gemini_lab.recovery.guard import Guard
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats
@@ -47,6 +48,9 @@ from gemini_lab.storage import absolute_url, persistent_tier
 from gemini_lab.transfer.device_queues import pin_on
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.replicator import Replicator
+
+_RISK_KEY: Final = "gemini_lab/risk"
+"""In the job's store: what rank 0 was told of the machines."""
 
 
 def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str], None]) -> Settings:
@@ -183,7 +187,7 @@ def ready_engine(
             _say_if_nothing_is_resumed(settings.persistent_url, remark)
     # After `meet`: a rank that is missing would hold the others in Gloo's own rendezvous.
     group = CheckpointGroup(session.store, rank=start.rank, world_size=start.seats.world_size)
-    seats = _placed(start.seats, state, settings, group)
+    seats = _placed(session, state, settings, group)
     memory = _lay_out(session, state, seats, settings, group)
     pin_on(state.framework.device, memory.slab.memory)  # before a version is read from it
     if is_first and start.order.resumes_elsewhere(settings):
@@ -229,14 +233,26 @@ def _require_all_ranks(workers: int) -> None:
         )
 
 
-def _placed(seats: Seats, state: EngineState, settings: Settings, group: CheckpointGroup) -> Seats:
+def _placed(
+    session: WorkerSession, state: EngineState, settings: Settings, group: CheckpointGroup
+) -> Seats:
     """Return the seats with a placement, which counts the bytes of each node's shards."""
+    seats = session.start.seats
     if seats.placement is not None:
         return seats.placed(settings)
     sizes = [size for (size,) in group.all_gather([state.layout.payload_bytes])]
     per_node = seats.workers_per_node
     node_bytes = [sum(sizes[n : n + per_node]) for n in range(0, len(sizes), per_node)]
+    if settings.adapt_replicas:
+        seats = replace(seats, risk=_shared_risk(session))
     return seats.placed(settings, shard_bytes=max(sizes), node_bytes=node_bytes)
+
+
+def _shared_risk(session: WorkerSession) -> Risk:
+    """Return the machines' risk, which the root agent has told to rank 0."""
+    if session.start.rank == 0:
+        session.store.set(_RISK_KEY, msgspec.json.encode(session.start.seats.risk))
+    return msgspec.json.decode(session.store.get(_RISK_KEY), type=Risk)
 
 
 def _claim_tier(url: str | None, order: JobOrder) -> None:

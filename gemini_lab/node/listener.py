@@ -39,6 +39,7 @@ from gemini_lab.recovery.messages import (
     OldSlabsGiven,
     OldSlabsWanted,
     OutputSaid,
+    RankProtected,
     ReadyToJoin,
     Refused,
     RestoreFailed,
@@ -132,22 +133,25 @@ class WorkerListener:
             worker.channel.send(SlabGiven(), (slab.fd,))
 
 
-def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | None]:
+def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | RankProtected | None]:
     """Return what of a worker's event goes to the log, and what to the root agent.
 
-    The root agent hears what it decides on. A placement grows with the nodes, so that not every
-    one of thousands of ranks repeats it: the log has it from rank 0.
+    The root agent hears what it decides on. A placement grows with the nodes, and settings are the
+    same on all ranks. So rank 0 tells both for all: the placement to the log, and to a root agent
+    that does not know them.
 
     Args:
         entry: What the worker says.
         is_placed: Whether the root agent knows the placement.
     """
-    event, brief = entry.event, entry
+    event = entry.event
     if isinstance(event, Protected):
-        brief = msgspec.structs.replace(entry, event=msgspec.structs.replace(event, placement=None))
-    is_first = isinstance(event, Protected) and event.rank == 0
-    to_root = EventSaid(entry=brief if is_placed else entry)
-    return entry if is_first else brief, to_root if isinstance(event, HeardEvent) else None
+        if event.rank == 0:
+            brief = replace(entry, event=replace(event, placement=None))
+            return entry, EventSaid(entry=brief if is_placed else entry)
+        said = RankProtected(rank=event.rank, epoch=event.epoch, fingerprint=event.fingerprint)
+        return replace(entry, event=replace(event, placement=None)), said
+    return entry, EventSaid(entry=entry) if isinstance(event, HeardEvent) else None
 
 
 # -- what they said, for later ---------------------------------------------------------------------
@@ -207,9 +211,10 @@ class WorkerHistory:
         """Return how a run's workers executed the script's files last, by name."""
         return self._code if run == self._run else {}
 
-    def iterations(self, run: int) -> list[IterationBegun | Iteration]:
-        """Return a run's newest iterations, rank by rank."""
-        return [one for said in self._said.values() for one in said] if run == self._run else []
+    def iterations(self, run: int, *, after: int) -> list[IterationBegun | Iteration]:
+        """Return a run's newest iterations that came after one, rank by rank."""
+        said = (one for of_rank in self._said.values() for one in of_rank)
+        return [one for one in said if one.iteration > after] if run == self._run else []
 
     def take(self, entry: Entry) -> None:
         """Keep what counts of a worker's event."""

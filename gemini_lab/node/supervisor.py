@@ -469,7 +469,7 @@ async def take_inventory(
         unread=unread,
         disowned=stored.disowned,
         left=[*history.left],
-        iterations=history.iterations(order.run),
+        iterations=history.iterations(order.run, after=order.words_after),
         protected=history.protected if is_asked else None,
         code=history.code(order.run),
     )

@@ -323,6 +323,8 @@ class TakeInventory(RootOrder, frozen=True, kw_only=True):
     run: Count
     persistent_url: str | None = None
     asks_settings: bool = False  # whether to say by which settings they were made
+    # Of workers' iterations after this one to say what they said: the root agent heard the others.
+    words_after: Count = 0
 
 
 class StartWorkers(RootOrder, frozen=True, kw_only=True):
@@ -791,6 +793,14 @@ class OldSlabsGiven(Message, frozen=True, kw_only=True):
     layouts: list[ShardLayout]
 
 
+class RankProtected(Message, frozen=True, kw_only=True):
+    """A worker called `protect`, as one that runs with the settings that the root agent knows."""
+
+    rank: Rank
+    epoch: Epoch
+    fingerprint: str  # as `Protected.fingerprint`
+
+
 class RestoreFailed(Message, frozen=True, kw_only=True):
     """A copy could not be used."""
 
@@ -927,6 +937,7 @@ FromAgentMessage = (
     | NodeLeaves
     | ReadyToStart
     | ReadyToJoin
+    | RankProtected
     | RestoreFailed
     | WorkerPulse
     | EventSaid

@@ -54,6 +54,11 @@ class Progress:
         self._durations: deque[float] = deque(maxlen=WINDOW)
 
     @property
+    def is_known(self) -> bool:
+        """Whether ranks have been started."""
+        return bool(len(self._newest))
+
+    @property
     def done(self) -> int:
         """The newest iteration that every rank has finished."""
         return self._newest.number

@@ -258,7 +258,10 @@ class RootState:
 
     @property
     def seats_to_tell(self) -> Seats:
-        """The seats for workers; with the machines' risk only as long as they choose by it."""
+        """The seats for workers; with the machines' risk only as long as they choose by it.
+
+        Rank 0 alone is told the risk, which grows with the nodes; it tells the others.
+        """
         return self.seats if self.seats.placement is None else replace(self.seats, risk=Risk())
 
     @property

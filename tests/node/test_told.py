@@ -8,7 +8,7 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.node.listener import WorkerHistory, told_of
 from gemini_lab.placement import plan_placement
-from gemini_lab.recovery.messages import EndReached, EventSaid, ScriptFinished
+from gemini_lab.recovery.messages import EndReached, EventSaid, RankProtected, ScriptFinished
 from gemini_lab.settings import Settings
 
 
@@ -46,12 +46,16 @@ def test_the_log_has_the_placement_from_rank_0_alone():
     assert (brief.event.placement, brief.event.settings) == (None, Settings())
 
 
-def test_a_root_that_does_not_know_the_placement_hears_it_from_every_rank():
-    assert told_of(protected(3), is_placed=False)[1] == EventSaid(entry=protected(3))
-    _, known = told_of(protected(3), is_placed=True)
-    assert known is not None
+def test_a_root_that_does_not_know_settings_and_placement_hears_them_from_rank_0():
+    """Of a thousand ranks each would send the same 26 kB, and have the root agent read them."""
+    assert told_of(protected(0), is_placed=False)[1] == EventSaid(entry=protected(0))
+    _, known = told_of(protected(0), is_placed=True)
+    assert isinstance(known, EventSaid)
     assert isinstance(known.entry.event, events.Protected)
     assert known.entry.event.placement is None
+    for is_placed in (False, True):
+        brief = RankProtected(rank=3, epoch=1, fingerprint="same")
+        assert told_of(protected(3), is_placed=is_placed)[1] == brief
 
 
 def test_what_a_root_agent_waits_for_is_kept_to_be_said_again_after_a_cut_link():
@@ -121,3 +125,12 @@ def test_what_another_run_executed_is_nothing_that_this_one_did():
     assert history.code(2) == {}
     history.begin(2)
     assert (history.code(1), history.code(2)) == ({}, {})
+
+
+def test_of_iterations_only_those_are_said_again_that_are_asked_for():
+    history = WorkerHistory()
+    history.begin(7)
+    for number in range(1, 5):
+        history.take(entry(made(events.Iteration, rank=1, iteration=number, duration_s=1.0)))
+    assert [one.iteration for one in history.iterations(7, after=2)] == [3, 4]
+    assert history.iterations(8, after=0) == []

@@ -11,6 +11,7 @@ from made import made
 from gemini_lab.job import Job
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.node.listener import told_of
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.discarded_versions import left_of
 from gemini_lab.recovery.messages import (
@@ -259,6 +260,7 @@ class Story:
         """All workers call `protect`, and load what the plan says."""
         seats = self.root.state.seats
         settings = Settings.parse(self.settings)
+        is_placed = seats.placement is not None
         for rank, node in enumerate(self.members()):
             said = events.Protected(
                 rank=rank,
@@ -269,7 +271,8 @@ class Story:
                 placement=seats.placed(settings).holders,
                 model_parallel_size=self.model_parallel_size,
             )
-            self.event(node, said)
+            told = told_of(Entry(at_s=self.now_s, node=node, event=said), is_placed=is_placed)
+            self.say(node, told[1])
             if (version := self.plan().version) is not None:
                 if self.plan().cuts:  # the owner has its new shard, and nobody else yet
                     new = KeptCopy(rank, version, self.lineage, len(self.members()))

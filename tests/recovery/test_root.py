@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gemini_lab.log import events
-from gemini_lab.placement import Placement
+from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.recovery.messages import (
     Commit,
     Committed,
@@ -399,3 +399,10 @@ def test_a_rank_that_leaves_the_placement_to_rank_0_is_heard_all_the_same():
     assert story.root.state.setup.settings is None
     story.protect()
     assert story.root.state.seats.placement is not None
+
+
+def test_the_settings_of_a_run_are_known_though_a_user_gave_its_placement():
+    """Nothing was saved until the first failure: agents leave out a placement that is known."""
+    story = Story().start(placement=plan_placement(nodes=4), persistent_url="memory://tier")
+    assert story.root.state.setup.settings is not None
+    assert story.root.state.seats.placement == plan_placement(nodes=4)

@@ -5,7 +5,7 @@ from made import made
 
 from gemini_lab.log import events
 from gemini_lab.recovery.log_events import last_done
-from gemini_lab.recovery.messages import Inventory, WorkerStatus
+from gemini_lab.recovery.messages import Inventory, TakeInventory, WorkerStatus
 from gemini_lab.recovery.protocol import AgentJoined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
@@ -125,3 +125,30 @@ def test_another_job_has_nothing_to_be_compared_with():
     for rank, node in enumerate(story.members()):
         story.event(node, done(story, 4, 9.0, rank=rank))
     assert story.of(events.Diverged) == []
+
+
+def words_asked(story: Story) -> set[int]:
+    """Return after which iterations the last inventory asked for workers' words."""
+    asked = [one.order for one in story.orders if isinstance(one.order, TakeInventory)]
+    return {one.words_after for one in asked if one.epoch == story.epoch}
+
+
+def test_nodes_say_again_only_what_the_root_agent_may_not_have_heard():
+    story = Story().start(iterations=3)
+    assert words_asked(story) == {0}
+    story.exit(1, -9)
+    assert words_asked(story) == {3}
+    story.go_on(4)
+    story.next_root()  # which has heard nothing, and has all start again
+    assert words_asked(story) == {0}
+    story.go_on(5)
+    story.exit(2, -9)
+    assert words_asked(story) == {5}
+
+
+def test_after_a_connection_broke_its_node_may_have_said_what_was_lost():
+    story = Story().start(iterations=3)
+    joined = AgentJoined(at_s=story.now_s, node="node-1", epoch=story.epoch, workers={1: "running"})
+    story.do(story.root.handle(joined))
+    story.exit(1, -9)
+    assert words_asked(story) == {0}

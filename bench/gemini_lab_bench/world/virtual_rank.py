@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import xxhash
@@ -375,7 +375,10 @@ class VirtualRank:
     async def _protect(self) -> None:
         start = self.start
         settings = Settings.parse(start.order.settings)
-        seats = start.seats if start.seats.placement is not None else start.seats.placed(settings)
+        seats = start.seats
+        if seats.placement is None:  # rank 0 was told the machines' risk, and tells the others
+            risk = self.job.ranks[0].start.seats.risk
+            seats = replace(seats, risk=risk).placed(settings)
         self.seats = seats
         kept = seats.kept_shards(start.rank)
         self.say(

@@ -28,6 +28,7 @@ from gemini_lab.recovery.messages import (
     NodeLeaves,
     OrderFailed,
     Persisted,
+    RankProtected,
     ReadyToJoin,
     ReadyToStart,
     RestoreFailed,
@@ -164,8 +165,8 @@ class RootAgent:
                 yield from self.run.without_ahead(said.at_s, why)
             case WorkerEnded():
                 yield from self.workers.on_exit(said.at_s, said.node, message)
-            case EndReached() | ScriptFinished():
-                yield from self.workers.on_end(said.at_s, message)
+            case RankProtected() | EndReached() | ScriptFinished():
+                yield from self.workers.on_word(said.at_s, message)
             case Ailing():
                 yield from self._on_ailing(said.at_s, said.node, message)
             case Held() | ReadyToStart() | ReadyToJoin() | NodeLeaves():

@@ -105,6 +105,8 @@ class Agents:
         if was_known:
             yield from self._on_relinked(joined)
             return
+        if joined.node in self.run.state.nodes.silent:  # its workers may have gone on meanwhile
+            self.run.has_all_words = False
         silent = tuple(node for node in self.run.state.nodes.silent if node != joined.node)
         self.run.state = replace(self.run.state, nodes=replace(self.run.state.nodes, silent=silent))
         yield Emit(event=events.NodeJoined(name=joined.node))
@@ -125,6 +127,7 @@ class Agents:
 
     def _on_relinked(self, joined: AgentJoined) -> Iterator[Instruction]:
         """Act on a connection that came back; `joined` has what was sent in between."""
+        self.run.has_all_words = False  # some may be lost with the connection
         if self.run.state.phase in ACTIVE:
             yield from self.workers.learn_left([joined])
         if said := list(self.workers.on_unheard(joined.at_s, [joined])):

@@ -83,6 +83,9 @@ class KnownRun:
         # How often each agent's connection broke in this phase.
         self.breaks: Counter[str] = Counter()
         self.asked_back: RootOrder | None = None  # the last order to rewind
+        # Whether this root agent has every word of the ranks on their iterations: it was there from
+        # the start or has asked for them, and no connection has broken since.
+        self.has_all_words = False
         self.watch = RankWatch()
         # The faults that each node's machine tells of now.
         self.ailing: dict[str, dict[str, Ailing]] = {}
@@ -99,6 +102,12 @@ class KnownRun:
         self.drains, self.resizes = Drains(self.stop, self.ahead), Resizes(self.stop)
         self.keeping = Keeping(self.ahead)
         self.replicas = ReplicaPlacing(self.stop)
+
+    @property
+    def heard_until(self) -> int:
+        """The newest iteration up to which all ranks' words are known here."""
+        progress = self.watch.progress
+        return progress.done if self.has_all_words and progress.is_known else 0
 
     def enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
         if self.state.phase in RESTARTING and phase != "fencing":
@@ -138,13 +147,14 @@ class KnownRun:
         return [node for node in self.state.seats.spares(self.living) if node not in going]
 
     def learn_settings(self, event: events.Protected) -> None:
+        placement = event.placement or self.state.seats.placement
         self.state = replace(
             self.state,
             setup=replace(
                 self.state.setup,
                 settings=event.settings,
                 fingerprint=event.fingerprint,
-                placed=replace(self.state.seats, placement=event.placement),
+                placed=replace(self.state.seats, placement=placement),
                 model_parallel_size=event.model_parallel_size,
             ),
         )

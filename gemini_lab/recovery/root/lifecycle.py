@@ -17,6 +17,7 @@ import msgspec
 
 from gemini_lab.limits import split_names
 from gemini_lab.log import events
+from gemini_lab.placement import Risk
 from gemini_lab.recovery.discarded_versions import giving_up, skipped_again
 from gemini_lab.recovery.drains import moving
 from gemini_lab.recovery.faults import (
@@ -151,6 +152,7 @@ class Lifecycle:
             run=self.run.state.job.run,
             persistent_url=persistent_url,
             asks_settings=self.run.state.setup.settings is None,
+            words_after=self.run.heard_until,
         )
 
     def on_answer(
@@ -391,6 +393,7 @@ class Lifecycle:
         )
         yield from (*rack_notes(before, plan), *self._skips_lost(plan), *noted, *placed.told)
         yield from self._start_workers(plan)
+        self.run.has_all_words = True
         if is_standby_used:
             yield from self.run.ask_for_nodes("a standby was used")
 
@@ -493,12 +496,14 @@ class Lifecycle:
             told = events.ProcessesKept(recovery=state.recovery, epoch=state.epoch, ranks=kept)
             yield Emit(event=told)
         self.run.watch.on_start(state.ranks, iteration=plan.version or 0)
-        seats, kept = ToldSeats.of(state.seats_to_tell), told_ranks(self.run.keeping.ranks)
+        to_rank_0 = ToldSeats.of(state.seats_to_tell)
+        to_others = msgspec.structs.replace(to_rank_0, risk=Risk())
+        kept = told_ranks(self.run.keeping.ranks)
         for node, part in plan.parts().items():
             order = StartWorkers(
                 epoch=state.epoch,
                 order=state.job,
-                seats=seats,
+                seats=to_rank_0 if node == state.members[0] else to_others,
                 plan=part,
                 rendezvous=address,
                 fingerprint=state.setup.fingerprint,

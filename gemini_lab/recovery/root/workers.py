@@ -25,6 +25,7 @@ from gemini_lab.recovery.log_events import (
 from gemini_lab.recovery.messages import (
     AllLive,
     EndReached,
+    RankProtected,
     RestoreFailed,
     ScriptFinished,
     Severed,
@@ -93,20 +94,28 @@ class Workers:
             self.run.learn_code({name: (event.epoch, one) for name, one in event.files.items()})
             yield WriteState(state=self.run.state)
             return
-        if event.rank in self.run.watch.protected:  # it is said again after a connection broke
-            return
-        self.run.watch.protected.add(event.rank)
-        if self.run.state.setup.fingerprint == "":  # of another number of ranks
-            self.run.state = replace(
-                self.run.state, setup=replace(self.run.state.setup, fingerprint=event.fingerprint)
-            )
-        if self.run.state.setup.settings is None and event.placement is not None:
+        # Of a placement that a user gave, agents send no copy: the root agent has it.
+        is_placed = event.placement is not None or self.run.state.seats.placement is not None
+        if self.run.state.setup.settings is None and is_placed:
             is_elsewhere = self.run.state.job.resumes_elsewhere(event.settings)
             self.run.learn_settings(event)
             yield WriteState(state=self.run.state)
             if is_elsewhere:
                 yield from self.lifecycle.restart(at_s, cause="start", lost=[])
                 return
+        yield from self._note_protected(at_s, event)
+
+    def _note_protected(
+        self, at_s: float, said: events.Protected | RankProtected
+    ) -> Iterator[Instruction]:
+        """Note that a rank has called `protect`; the phase ends when all have."""
+        if said.rank in self.run.watch.protected:  # it is said again after a connection broke
+            return
+        self.run.watch.protected.add(said.rank)
+        if self.run.state.setup.fingerprint == "":  # of another number of ranks
+            self.run.state = replace(
+                self.run.state, setup=replace(self.run.state.setup, fingerprint=said.fingerprint)
+            )
         if (
             len(self.run.watch.protected) == len(self.run.state.ranks)
             and self.run.state.phase == "starting"
@@ -254,8 +263,13 @@ class Workers:
         yield from self.lifecycle.restart(at_s, cause="wrong_sums", lost=(*said.nodes, *lost))
         yield from disown(self.run.state, self.run.living)
 
-    def on_end(self, at_s: float, said: EndReached | ScriptFinished) -> Iterator[Instruction]:
-        """Note that a rank's data, loop or script has ended; with all scripts the run ends."""
+    def on_word(
+        self, at_s: float, said: RankProtected | EndReached | ScriptFinished
+    ) -> Iterator[Instruction]:
+        """Note that a rank is protected, or is at an end; with all scripts the run ends."""
+        if isinstance(said, RankProtected):
+            yield from self._note_protected(at_s, said)
+            return
         if isinstance(said, EndReached):
             self.run.watch.ends.hear(said)
             return
