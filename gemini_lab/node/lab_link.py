@@ -17,7 +17,7 @@ from gemini_lab.log.events import (
     VersionComplete,
 )
 from gemini_lab.node.agent_machine import AgentMachine
-from gemini_lab.recovery.messages import EventSaid, LabHello, Message, OutputSaid
+from gemini_lab.recovery.messages import EventSaid, LabHello, Message, OutputSaid, WordsSaid
 from gemini_lab.units import MIB
 from gemini_lab.wire.tcp import Channel
 
@@ -25,6 +25,9 @@ BACKLOG: Final = 10_000  # messages
 PRINTED_BYTES: Final = 32 * MIB  # of what workers printed, that are kept
 FREQUENT: Final = (Iteration, IterationBegun, Transfer, VersionComplete)
 """What each iteration says: where something must be dropped, it is the oldest of these."""
+HOLD_S: Final = 0.25
+"""For so long at most a word on an iteration waits for others, to go to the root agent together."""
+Word = IterationBegun | Iteration | VersionComplete
 CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
 
 
@@ -223,7 +226,12 @@ def _offset_s(ahead_s: float, *, age_s: float) -> float:
 class RootLink:
     """The connection to the newest root agent that has greeted; it greets again after a cut.
 
-    Nothing waits here: what a root agent has missed it asks for when it greets.
+    What workers say of an iteration goes in one message for all of the node's ranks: once each has
+    its version whole, and at the latest after `HOLD_S`. Of thousands of ranks the root agent could
+    not hear each word alone. What ends a recovery, the first iteration of a start, goes at once;
+    and nothing overtakes what was said before it.
+
+    Nothing else waits here: what a root agent has missed it asks for when it greets.
 
     Args:
         say: Called with the error about a message that is too large to be sent.
@@ -232,6 +240,10 @@ class RootLink:
     def __init__(self, say: Callable[[MessageError], None]) -> None:
         self._say = say
         self._channel: Channel | None = None
+        self._words: list[Word] = []  # of one epoch
+        self._epoch = -1  # that epoch
+        self._is_whole: dict[int, bool] = {}  # by rank, of those that had a version whole in it
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_open(self) -> bool:
@@ -240,6 +252,7 @@ class RootLink:
 
     def open(self, channel: Channel) -> None:
         """Use this connection to a root agent instead of the last one."""
+        self._forget()
         self.cut()
         self._channel = channel
 
@@ -247,6 +260,7 @@ class RootLink:
         """Forget `channel`, and say whether it was the one to the root agent till now."""
         if channel is not self._channel:
             return False
+        self._forget()
         self._channel = None
         return True
 
@@ -254,12 +268,47 @@ class RootLink:
         """Tell the root agent, if there is one."""
         if self._channel is None:
             return
-        try:
-            self._channel.send(message)
-        except MessageError as error:
-            self._say(error)
+        if isinstance(message, EventSaid) and isinstance(message.entry.event, Word):
+            self._hold(message.entry.event)
+        else:
+            self._flush()
+            self._send(message)
 
     def cut(self) -> None:
         """Close the connection, as a failing network does."""
         if self._channel is not None:
             self._channel.close()
+
+    def _hold(self, word: Word) -> None:
+        if word.epoch != self._epoch:
+            self._flush()
+            self._epoch, self._is_whole = word.epoch, {}
+        self._words.append(word)
+        is_first = word.rank not in self._is_whole
+        if isinstance(word, VersionComplete):
+            self._is_whole[word.rank] = True
+        if is_first or all(self._is_whole.values()):
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HOLD_S, self._flush)
+
+    def _flush(self) -> None:
+        words = self._words
+        self._forget()
+        if words:
+            self._send(WordsSaid(epoch=self._epoch, words=words))
+
+    def _forget(self) -> None:
+        self._words = []
+        self._is_whole = dict.fromkeys(self._is_whole, False)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _send(self, message: Message) -> None:
+        if self._channel is None:
+            return
+        try:
+            self._channel.send(message)
+        except MessageError as error:
+            self._say(error)

@@ -26,7 +26,15 @@ from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.limits import Count, Printed, Told, cut_told
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected, WrongSums
+from gemini_lab.log.events import (
+    AnyEvent,
+    Iteration,
+    IterationBegun,
+    OfWorker,
+    Protected,
+    VersionComplete,
+    WrongSums,
+)
 from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.recovery.plan import PlanPart, Stored, Unclear, VersionId
 from gemini_lab.recovery.requests import AnyRequest, Rising
@@ -135,6 +143,11 @@ class EventSaid(Message, frozen=True, kw_only=True):
         """That of the worker who says it; `None` for the node's own."""
         event = self.entry.event
         return event.epoch if isinstance(event, OfWorker) else None
+
+    @property
+    def words(self) -> list[AnyEvent]:
+        """The event, as `WordsSaid.words`."""
+        return [self.entry.event]
 
 
 class OutputSaid(Message, frozen=True, kw_only=True):
@@ -793,6 +806,13 @@ class OldSlabsGiven(Message, frozen=True, kw_only=True):
     layouts: list[ShardLayout]
 
 
+class WordsSaid(Message, frozen=True, kw_only=True):
+    """What the workers of a node said of an iteration, in order: one message in place of many."""
+
+    epoch: Epoch
+    words: list[IterationBegun | Iteration | VersionComplete]
+
+
 class RankProtected(Message, frozen=True, kw_only=True):
     """A worker called `protect`, as one that runs with the settings that the root agent knows."""
 
@@ -940,6 +960,7 @@ FromAgentMessage = (
     | RankProtected
     | RestoreFailed
     | WorkerPulse
+    | WordsSaid
     | EventSaid
 )
 """What the root agent hears from an agent that has joined."""

@@ -1,14 +1,26 @@
 """An agent tells the log all, the root agent what it decides on, and nobody a thing twice."""
 
+import asyncio
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from made import made
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.node.lab_link import HOLD_S, RootLink
 from gemini_lab.node.listener import WorkerHistory, told_of
 from gemini_lab.placement import plan_placement
-from gemini_lab.recovery.messages import EndReached, EventSaid, RankProtected, ScriptFinished
+from gemini_lab.recovery.messages import (
+    EndReached,
+    EventSaid,
+    Message,
+    RankProtected,
+    ScriptFinished,
+    Severed,
+    WordsSaid,
+)
 from gemini_lab.settings import Settings
 
 
@@ -28,6 +40,7 @@ def protected(rank: int) -> Entry:
     )
 
 
+SEVERED = Severed(rank=0, epoch=1)
 ITERATION = made(events.Iteration, rank=1, iteration=1, duration_s=1.0)
 COLLECTIVES = events.Collectives.of([], rank=1, epoch=1, iteration=1, began_s=0.0)
 
@@ -134,3 +147,64 @@ def test_of_iterations_only_those_are_said_again_that_are_asked_for():
         history.take(entry(made(events.Iteration, rank=1, iteration=number, duration_s=1.0)))
     assert [one.iteration for one in history.iterations(7, after=2)] == [3, 4]
     assert history.iterations(8, after=0) == []
+
+
+class Root:
+    """A root agent's end of a connection, which keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+        self.link = RootLink(pytest.fail)
+        self.link.open(SimpleNamespace(send=self.heard.append, close=lambda: None))
+
+    def say(self, *words: events.AnyEvent) -> list[list[tuple[str, int]]]:
+        """Have workers say these; return the messages that this brings, as kinds and ranks."""
+        before = len(self.heard)
+        for word in words:
+            self.link.send(EventSaid(entry=entry(word)))
+        said = [one for one in self.heard[before:] if isinstance(one, WordsSaid)]
+        return [[(word.kind, word.rank) for word in one.words] for one in said]
+
+
+def iterated(rank: int, iteration: int, *, epoch: int = 1) -> tuple[events.AnyEvent, ...]:
+    """Return what a rank says from the end of an iteration until its version is whole."""
+    said = {"rank": rank, "epoch": epoch}
+    return (
+        made(events.Iteration, iteration=iteration, duration_s=1.0, **said),
+        made(events.IterationBegun, iteration=iteration + 1, **said),
+        made(events.VersionComplete, version=iteration, next_version=iteration + 1, **said),
+    )
+
+
+async def test_what_all_ranks_of_a_node_say_of_an_iteration_goes_to_the_root_in_one_message():
+    root = Root()
+    assert len(root.say(*iterated(0, 1), *iterated(1, 1))) == 6  # what ends a recovery goes at once
+    both = zip(iterated(0, 2), iterated(1, 2), strict=True)
+    (words,) = root.say(*(word for pair in both for word in pair))
+    kinds = ["iteration", "iteration_begun", "version_complete"]
+    assert words == [(kind, rank) for kind in kinds for rank in (0, 1)]
+    assert len(root.say(*iterated(0, 3, epoch=2))) == 3  # and so does that of the next start
+
+
+async def test_nothing_overtakes_words_that_wait_and_they_do_not_wait_for_ever():
+    root = Root()
+    root.say(*iterated(0, 1))
+    done, *_ = iterated(0, 2)
+    assert root.say(done) == []
+    root.link.send(SEVERED)
+    assert [type(one) for one in root.heard[-2:]] == [WordsSaid, Severed]
+    assert root.say(done) == []
+    async with asyncio.timeout(60):
+        while not isinstance(root.heard[-1], WordsSaid):
+            await asyncio.sleep(HOLD_S)
+
+
+async def test_words_that_waited_for_a_root_agent_are_not_sent_to_the_next():
+    """It asks for what it has missed; an older word after a newer one would take it back."""
+    root = Root()
+    root.say(*iterated(0, 1))
+    root.say(iterated(0, 2)[0])
+    root.heard.clear()
+    root.link.open(SimpleNamespace(send=root.heard.append, close=lambda: None))
+    root.link.send(SEVERED)
+    assert root.heard == [SEVERED]

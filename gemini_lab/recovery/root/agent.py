@@ -35,6 +35,7 @@ from gemini_lab.recovery.messages import (
     SaveFailed,
     ScriptFinished,
     Severed,
+    WordsSaid,
     WorkerEnded,
     WorkerPulse,
 )
@@ -44,7 +45,6 @@ from gemini_lab.recovery.protocol import (
     Emit,
     FromAgent,
     Happening,
-    HeardEvent,
     Instruction,
     JobSubmitted,
     NoMachineComes,
@@ -157,8 +157,8 @@ class RootAgent:
         match message:
             case Fenced() | Inventory():
                 yield from self.lifecycle.on_answer(said.at_s, said.node, message)
-            case EventSaid() if isinstance(message.entry.event, HeardEvent):
-                yield from self.workers.on_event(said.at_s, message.entry.event)
+            case EventSaid() | WordsSaid():
+                yield from self.workers.on_words(said.at_s, message.words)
             case WorkerEnded() if self.run.ahead.has(said.node, message):
                 last = message.output.splitlines()[-1:] or [f"exit code {message.code}"]
                 why = f"that of rank {message.rank} has ended ({last[0]})"

@@ -52,7 +52,13 @@ class Workers:
 
     # -- what they say -------------------------------------------------------------------------
 
-    def on_event(self, at_s: float, event: HeardEvent) -> Iterator[Instruction]:
+    def on_words(self, at_s: float, words: Iterable[events.AnyEvent]) -> Iterator[Instruction]:
+        """Act on what workers of this epoch say; one of these words may end the epoch."""
+        for word in words:
+            if isinstance(word, HeardEvent) and word.epoch == self.run.state.epoch:
+                yield from self._on_event(at_s, word)
+
+    def _on_event(self, at_s: float, event: HeardEvent) -> Iterator[Instruction]:
         match event:
             case events.Protected() | events.CodeSeen():
                 yield from self._on_protect(at_s, event)
