@@ -251,7 +251,7 @@ def _placed(
 def _shared_risk(session: WorkerSession) -> Risk:
     """Return the machines' risk, which the root agent has told to rank 0."""
     if session.start.rank == 0:
-        session.store.set(_RISK_KEY, msgspec.json.encode(session.start.seats.risk))
+        session.store.set(_RISK_KEY, msgspec.json.encode(session.start.seats.risk).decode())
     return msgspec.json.decode(session.store.get(_RISK_KEY), type=Risk)
 
 

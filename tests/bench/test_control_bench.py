@@ -28,7 +28,7 @@ def test_real_agents_start_train_and_lose_a_node_and_the_root_agent() -> None:
     cost = measure(0, WorldShape(nodes=4, standbys=2, has_tier=False))
     for use in (cost.start, cost.iterations, cost.node_lost, cost.root_lost):
         assert use.root_s > 0
-        assert use.to_root["event_said"] > 0
+        assert use.to_root["words_said"] > 0
     for use in (cost.start, cost.node_lost, cost.root_lost):
         assert use.from_root["start_workers"] > 0
         assert use.to_root["inventory"] > 0

@@ -222,7 +222,7 @@ async def _live(world: VirtualWorld, meter: Meter, before: int) -> Cost:
     root = await until("running", beyond=first + ITERATIONS)
     iterations = meter.end(root)
     state_bytes = len(world.value("state") or "")
-    lost = []
+    lost: list[Use] = []
     for is_root in (False, True):
         others = [one for one in world.machines if one is not root and one.has_workers]
         victim = root if is_root else rng.choice(others)
@@ -234,7 +234,8 @@ async def _live(world: VirtualWorld, meter: Meter, before: int) -> Cost:
         root = await until("running")
         lost.append(meter.end(root))
     gc.unfreeze()
-    return Cost(start, iterations, *lost, memory_bytes=memory_bytes, state_bytes=state_bytes)
+    node_lost, root_lost = lost
+    return Cost(start, iterations, node_lost, root_lost, memory_bytes, state_bytes)
 
 
 def _rows(shape: WorldShape, costs: Sequence[Cost]) -> list[Row]:

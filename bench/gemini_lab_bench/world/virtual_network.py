@@ -238,9 +238,9 @@ class _End(asyncio.Transport):
             reset = ConnectionResetError(errno.ECONNRESET, "the other end is closed")
             self._network.loop.after(self._network.delay_s(), self.fail, reset)
         self._waiting_bytes += len(data)
-        self._queue.append(bytes(data))
+        self._queue.append(frame := bytes(data))
         if self._network.on_write is not None:
-            self._network.on_write(self.process, self.other.process, self._queue[-1])
+            self._network.on_write(self.process, self.other.process, frame)
         if self._waiting_bytes > HIGH_BYTES and not self._is_paused:
             self._is_paused = True
             self.protocol.pause_writing()

@@ -498,7 +498,7 @@ class Lifecycle:
         self.run.watch.on_start(state.ranks, iteration=plan.version or 0)
         to_rank_0 = ToldSeats.of(state.seats_to_tell)
         to_others = msgspec.structs.replace(to_rank_0, risk=Risk())
-        kept = told_ranks(self.run.keeping.ranks)
+        go_on = told_ranks(self.run.keeping.ranks)
         for node, part in plan.parts().items():
             order = StartWorkers(
                 epoch=state.epoch,
@@ -507,7 +507,7 @@ class Lifecycle:
                 plan=part,
                 rendezvous=address,
                 fingerprint=state.setup.fingerprint,
-                kept=kept,
+                kept=go_on,
                 code=state.digests,
             )
             yield Send(to=node, order=order)
