@@ -92,13 +92,20 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in gone]
 
 
-def pytest_collection_finish():
-    """Take all that was imported and collected out of garbage collection.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import and collect without garbage collection, and take what is there out of later ones.
 
-    `protect` collects garbage, which takes a second and more with thousands of tests in memory.
+    Collecting thousands of tests makes none. `protect` collects garbage, which would take seconds
+    with all of them in memory.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
