@@ -807,7 +807,7 @@ class OldSlabsGiven(Message, frozen=True, kw_only=True):
 
 
 class WordsSaid(Message, frozen=True, kw_only=True):
-    """What the workers of a node said of an iteration, in order: one message in place of many."""
+    """Words of a node's workers on an iteration, in order: one message in place of many."""
 
     epoch: Epoch
     words: list[IterationBegun | Iteration | VersionComplete]
