@@ -135,8 +135,8 @@ def seat_anew(
 
 def _have(nodes: Collection[str | None], version: tuple[VersionId, Holders] | None) -> bool:
     """Return whether these nodes have every shard of a version."""
-    holders = () if version is None else version[1].values()
-    return all(not set(nodes).isdisjoint(held) for held in holders)
+    holders, here = () if version is None else version[1].values(), set(nodes)
+    return all(not here.isdisjoint(held) for held in holders)
 
 
 def _size(at_s: float, state: RootState, there: int) -> int:

@@ -35,6 +35,19 @@ def test_real_agents_start_train_and_lose_a_node_and_the_root_agent() -> None:
     assert not cost.iterations.from_root  # while training goes on, the root agent only listens
 
 
+def test_nobody_is_told_more_because_there_are_more_nodes() -> None:
+    """Else a thousand nodes that each hear of a thousand are what breaks first."""
+    few, many = (
+        measure(0, WorldShape(nodes=nodes, standbys=2, has_tier=False)) for nodes in (12, 48)
+    )
+    for phase in ("iterations", "node_lost", "root_lost"):
+        before, after = getattr(few, phase), getattr(many, phase)
+        for way in ("to_root", "from_root"):
+            assert getattr(after, way).total() / 48 <= 1.25 * getattr(before, way).total() / 12
+        assert after.messages[True] / 48 <= 1.1 * before.messages[True] / 12
+    assert many.state_bytes < 1.25 * few.state_bytes
+
+
 def test_it_prints_a_table_of_each_size() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)

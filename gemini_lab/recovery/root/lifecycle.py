@@ -171,7 +171,7 @@ class Lifecycle:
             case Inventory(), "inventory":
                 self.run.answered.add(node)
                 self.run.inventory[node] = answer
-                self._note_stored()
+                self._note_stored(node, answer)
                 silent = tuple(one for one in self.run.state.nodes.silent if one != node)
                 self.run.state = replace(
                     self.run.state, nodes=replace(self.run.state.nodes, silent=silent)
@@ -187,15 +187,18 @@ class Lifecycle:
 
     def advance(self, at_s: float) -> Iterator[Instruction]:
         """Enter the next phase when all agents have answered."""
-        if not self.run.living or not self.run.answered >= self.run.living.keys():
+        if not self.run.living or len(self.run.answered) < len(self.run.living):
             return  # without any agent there is nobody to ask: the first that joins goes on
+        if not self.run.answered >= self.run.living.keys():
+            return
         if self.run.state.phase == "fencing":
             yield from self.take_inventory(at_s)
         elif self.run.state.phase == "inventory":
-            if self._needs_tier():
+            plan = self._make_plan()
+            if self._needs_tier(plan):
                 yield self._ask_tier()
             else:
-                yield from self.decide(at_s)
+                yield from self.decide(at_s, plan)
 
     def take_inventory(self, at_s: float) -> Iterator[Instruction]:
         """Ask all agents which copies are whole in memory."""
@@ -205,7 +208,7 @@ class Lifecycle:
             yield self.question(node)
         yield from self.advance(at_s)
 
-    def _needs_tier(self) -> bool:
+    def _needs_tier(self, plan: RecoveryPlan) -> bool:
         """Return whether memory does not suffice and no agent has read the persistent tier yet.
 
         A tier that is slow to answer holds up no recovery that can do without it. Memory of none
@@ -219,15 +222,14 @@ class Lifecycle:
         if is_known:
             return False
         is_witnessed = hopes(self.run.state, self.run.inventory).is_witnessed
-        plan = self._make_plan()
         is_enough = plan.tier == "memory" and (plan.version or 0) >= self.run.state.tier.saved
         return not is_enough or not is_witnessed
 
-    def _note_stored(self) -> None:
-        """Remember the newest version that the tier shows; it may show fewer later."""
+    def _note_stored(self, node: str, answer: Inventory) -> None:
+        """Remember the newest version that the tier shows a node; it may show fewer later."""
         there = [
             one.version
-            for one in stored_versions(self.run.state, self.run.inventory)
+            for one in stored_versions(self.run.state, {node: answer})
             if VersionId(version=one.version, lineage=one.lineage)
             not in self.run.state.discarded.rejected
         ]
@@ -256,8 +258,14 @@ class Lifecycle:
         url = self.run.state.read_settings().persistent_url
         return Send(to=node, order=self._inventory_order(persistent_url=url))
 
-    def decide(self, at_s: float) -> Iterator[Instruction]:
-        """Plan; then start the workers, or wait for machines or for memory."""
+    def decide(self, at_s: float, plan: RecoveryPlan | None = None) -> Iterator[Instruction]:
+        """Plan; then start the workers, or wait for machines or for memory.
+
+        Args:
+            at_s: Now.
+            plan: The plan for what is known, if it was made just now.
+        """
+        planned_for = self.run.state
         if self.run.state.story.parting is not None:
             yield from self._save_and_end(at_s)
             return
@@ -266,7 +274,9 @@ class Lifecycle:
         yield from self._give_up_tier_version(at_s)
         before = self.run.state
         self.run.state = seat_anew(at_s, before, self.run.living, self.run.inventory)
-        self.run.plan = plan = self._make_plan()
+        if plan is None or self.run.state is not planned_for:
+            plan = self._make_plan()
+        self.run.plan = plan
         reason = self._reason_to_wait(plan, at_s)
         if reason and self.run.state.discarded.has_given_up:  # which the user said of this plan
             to = plan.version or 0

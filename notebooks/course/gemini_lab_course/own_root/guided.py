@@ -104,12 +104,12 @@ class GuidedLifecycle(Lifecycle):
         del cause
         yield from self.ending.end(at_s, ending)
 
-    def decide(self, at_s: float) -> Iterator[Instruction]:
+    def decide(self, at_s: float, plan: RecoveryPlan | None = None) -> Iterator[Instruction]:
         """Yield where the lab's own root agent would look at its plan again."""
         if self.is_guided:
             yield from self.ask_guide(at_s, Changed())
         else:
-            yield from super().decide(at_s)
+            yield from super().decide(at_s, plan)
 
     def advance(self, at_s: float) -> Iterator[Instruction]:
         if not self.is_guided:
