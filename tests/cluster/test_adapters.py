@@ -152,8 +152,7 @@ EXPERTS = (
     .replace("deepspeed=ds, ", "")
     .replace(
         "    config = GPT2Config(",
-        """    dist.init_process_group("gloo")
-    torch.manual_seed(1)
+        """    torch.manual_seed(1)
     Qwen3MoeForCausalLM(Qwen3MoeConfig(
         vocab_size=56, hidden_size=16, intermediate_size=24, moe_intermediate_size=12,
         num_experts=4, num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4,
