@@ -199,7 +199,10 @@ def _tensors(things: Iterable[object], depth: int = 0) -> Iterator[torch.Tensor]
         elif isinstance(thing, list | tuple):
             yield from _tensors(thing, depth + 1)
         elif hasattr(thing, "state_dict"):
-            yield from _tensors([thing.state_dict(), getattr(thing, "__dict__", {})], depth + 1)
+            # What merely hangs on it is not asked: an optimizer may step to say its state, and a
+            # loader may begin an epoch.
+            said = {} if depth else thing.state_dict()
+            yield from _tensors([said, getattr(thing, "__dict__", {})], depth + 1)
 
 
 def _held(tensor: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -210,6 +211,46 @@ def test_a_trainer_comes_back_bit_by_bit_from_a_worker_and_a_node(both, name):
     pytest.importorskip("lightning")
     expected, report = both(SCRIPTS[name])
     assert report.losses_match(expected)
+
+
+TITAN = Path(__file__).parents[2] / "docs" / "examples" / "train_torchtitan.py"
+HELD = """
+    import os, xxhash
+    held = xxhash.xxh3_64()
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                for one in (weight.data, *optimizer.state[weight].values()):
+                    part = one.to_local() if hasattr(one, "to_local") else one
+                    held.update(part.contiguous().numpy().tobytes())
+    held.update(torch.get_rng_state().numpy().tobytes())
+    held.update(repr((trainer.state_dict(), trainer.lr_schedulers.state_dict())).encode())
+    with open(f"{trainer.config.dump_folder}-{os.environ['RANK']}", "w") as file:
+        file.write(held.hexdigest())
+    trainer.close()
+"""
+
+
+def test_torchtitans_trainer_comes_back_bit_by_bit(both, tmp_path):
+    """Its layers are cut over two ranks and sharded over two; each step is a version."""
+    pytest.importorskip("torchtitan", reason="TorchTitan is not installed")
+    text = TITAN.read_text()
+    for old, new in (
+        ('"--folder", default="outputs"', '"folder"'),
+        ('"--tensor-parallel", type=int, default=1', '"--tensor-parallel", type=int, default=2'),
+        ("default=14", "default=12"),
+        ("    trainer.close()\n", HELD),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    expected, report = both(text)
+    assert report.losses_match(expected)
+    quiet, broken = (
+        [(tmp_path / f"{name}-{rank}").read_text() for rank in range(4)]
+        for name in ("quiet", "broken")
+    )
+    assert broken == quiet
+    assert (tmp_path / "broken" / "checkpoint" / "step-12").is_dir()  # TorchTitan's own, as before
 
 
 def logged(folder):

@@ -164,6 +164,29 @@ def test_what_an_object_with_a_state_has_in_its_attributes_is_handed_over_with_i
     assert seen.changed() == []
 
 
+def test_what_hangs_on_a_thing_that_is_handed_over_is_not_asked_for_its_state():
+    """Such as TorchTitan's optimizers: without any state they make it by a step."""
+
+    class Stepping(torch.optim.AdamW):
+        def state_dict(self):
+            update(engine)
+            return super().state_dict()
+
+    class Counts:
+        def __init__(self, optimizer):
+            self.trainer = SimpleNamespace(optimizer=optimizer)
+            self.optimizer = optimizer
+
+        def state_dict(self):
+            return {"step": 3}
+
+    engine = trained()
+    before = engine.module[0].weight.clone()
+    counts = Counts(Stepping(engine.module.parameters()))
+    assert Bystanders([engine.module], engine, [counts]).changed() == []
+    assert torch.equal(engine.module[0].weight, before)
+
+
 def test_what_a_model_keeps_anyway_or_makes_anew_is_not_named():
     """Another name of a weight; a tensor that each forward pass makes."""
     engine = trained()
