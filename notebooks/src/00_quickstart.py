@@ -68,8 +68,8 @@ quiet = quiet_run.wait().report()
 # quarters. Predict what follows: an answer, and why. The result appears beside it.
 
 # %%
-again = predict("How many iterations will be done again, all three failures together?")
-again
+thrown = predict("How many iterations does one failure throw away?", "up to 2", "up to 10", "all")
+thrown
 
 # %%
 from_peers = predict("How many of the three recoveries need shards from another node's memory?")
@@ -102,7 +102,8 @@ print(f"{order.node} dies, after iteration {run.iteration}")
 failed = run.wait().report()
 print(loss_table(quiet, failed, rows=5))
 print(failed.losses_match(quiet))
-again.came_out(sum(each.lost_iterations for each in failed.recoveries))
+most = max(each.lost_iterations for each in failed.recoveries)
+thrown.came_out("up to 2" if most <= 2 else "up to 10" if most <= 10 else "all")
 
 # %% [markdown]
 # The same story against the clock. Each shaded span is a recovery, from the kill to the first
@@ -127,16 +128,16 @@ for each in failed.recoveries:
 # what workers need. The line below the picture says so.
 
 # %%
-longest = predict("Which step of the lost node's recovery takes longest?")
-longest
+fetching = predict("Is fetching shards more than a tenth of that recovery?", "yes", "no")
+fetching
 
 # %%
 failed
 
 # %%
-killed = {order.node: each for each in failed.recoveries for order in each.injections}
+killed = {one.node: each for each in failed.recoveries for one in each.injections}
 lost_node = killed[order.node]
-longest.came_out(max(lost_node.steps, key=lambda step: step.duration_s).label)
+fetching.came_out("yes" if lost_node.retrieval_s > lost_node.duration_s / 10 else "no")
 lost_node
 
 # %% [markdown]

@@ -220,10 +220,10 @@ factor.came_out(f"{least_min[0] / least_min[1]:.0f}")
 
 # %%
 fig10_min = {"Strawman": 98.0, "HighFreq": 23.1, "Gemini": 1.6}
-for policy in (strawman(workload), highfreq(workload), gemini(workload)):
-    ours = expected_wasted_s(workload, policy)
-    print(f"{policy.name:9} Eq. (1), model: {format_seconds(ours):>13}", end="   ")
-    print(f"Fig. 10, paper: {fig10_min[policy.name]:5.1f} min")
+for each in (strawman(workload), highfreq(workload), gemini(workload)):
+    ours = expected_wasted_s(workload, each)
+    print(f"{each.name:9} Eq. (1), model: {format_seconds(ours):>13}", end="   ")
+    print(f"Fig. 10, paper: {fig10_min[each.name]:5.1f} min")
 
 # %% [markdown]
 # Two of the three agree less well than they look. For the Strawman, Eq. (1) gives 8 + 90 + 8

@@ -79,6 +79,7 @@ long_spans
 
 # %%
 profile = lab.profile(job, link_bytes_per_s=link, profile_iterations=profile_iterations)
+profiled = lab.run
 profile
 
 # %%
@@ -90,7 +91,7 @@ long_spans.came_out(sum(each >= max(idle_s) / 2 for each in idle_s))
 # here is that of a rank's weights and moments. Move the sliders until it does not fit.
 
 # %%
-shard_bytes = lab.run.events("protected")[0].event.shard_bytes
+shard_bytes = profiled.events("protected")[0].event.shard_bytes
 play_spans(profile, shard_bytes=shard_bytes, link_bytes_per_s=40e6)
 
 # %% [markdown]
@@ -106,8 +107,8 @@ longer = predict("Do iterations take longer while a version travels?", "yes", "n
 longer
 
 # %%
-calls = [e.event for e in lab.run.events("collectives") if e.event.rank == 0]
-sent = {e.event.version for e in lab.run.events("version_complete")}
+calls = [e.event for e in profiled.events("collectives") if e.event.rank == 0]
+sent = {e.event.version for e in profiled.events("version_complete")}
 
 # %%
 _, axes = plt.subplots(figsize=(9, 4), layout="constrained")

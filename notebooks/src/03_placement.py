@@ -66,9 +66,9 @@ def fatal_sets(placement, lost):
 
 # %%
 pairs = {"groups": fatal_sets(groups, 2), "ring": fatal_sets(ring, 2)}
-for name, lost in pairs.items():
-    print(f"{name:6}", lost)
-fatal.came_out(", ".join(str(len(lost)) for lost in pairs.values()))
+for name, sets in pairs.items():
+    print(f"{name:6}", sets)
+fatal.came_out(", ".join(str(len(sets)) for sets in pairs.values()))
 
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>

@@ -55,6 +55,7 @@ settings = {**machine, "buffer_bytes": 512 * KIB, "profile_iterations": 6}
 
 # %%
 profile = lab.profile(job, **settings)
+profiled = lab.run
 profile
 
 # %% [markdown]
@@ -62,8 +63,8 @@ profile
 # of *s* bytes takes *alpha + s / B*. `shard_bytes` is a rank's part of the checkpoint.
 
 # %%
-wire = lab.run.report().plans[-1].calibration
-shard_bytes = lab.run.events("protected")[0].event.shard_bytes
+wire = profiled.report().plans[-1].calibration
+shard_bytes = profiled.events("protected")[0].event.shard_bytes
 wire
 
 # %%

@@ -21,6 +21,7 @@ from gemini_lab_widgets.pictures.film import film
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash, plan_placement
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab_bench.figures import recoveries
+from gemini_lab_course.play import show_strikes
 from gemini_lab_course.predictions import predict
 
 # %% [markdown]
@@ -83,9 +84,8 @@ after_crash
 
 # %%
 when = 3 * iterations // 5
-reports = {}
 crash = Scenario().add(WorkerCrash("rank-1"), iteration=when)
-reports["worker crash"] = train("worker-crash", crash)
+crashed = train("worker-crash", crash)
 
 # %%
 after_loss = predict("A node is lost: the shards come", *FROM)
@@ -93,7 +93,7 @@ after_loss
 
 # %%
 loss = Scenario().add(NodeLoss("rank-2"), iteration=when)
-reports["node loss"] = train("node-loss", loss)
+lost_node = train("node-loss", loss)
 
 # %%
 after_root = predict("The node with the root agent is lost: the shards come", *FROM)
@@ -101,7 +101,7 @@ after_root
 
 # %%
 root = Scenario().add(RootLoss(), iteration=when)
-reports["root loss"] = train("root-loss", root)
+lost_root = train("root-loss", root)
 
 # %%
 after_group = predict("Both nodes of a group are lost at once: the shards come", *FROM)
@@ -109,29 +109,33 @@ after_group
 
 # %%
 group = Scenario().add(NodesLoss((f"rank-{nodes - 2}", f"rank-{nodes - 1}")), iteration=when)
-reports["group loss"] = train("group-loss", group)
+lost_group = train("group-loss", group)
 
 # %% [markdown]
 # ## 3. What was loaded, and from where?
 # The logs know.
 
 # %%
-for name, report in reports.items():
+reports = {"worker crash": crashed, "node loss": lost_node}
+reports |= {"root loss": lost_root, "group loss": lost_group}
+
+# %%
+for failure, report in reports.items():
     for each in report.recoveries:
-        tiers = " ".join(receipt.tier for receipt in each.receipts)
-        print(f"{name:12}  {each.cause:13} version {each.version}, shards from: {tiers}")
+        found = " ".join(receipt.tier for receipt in each.receipts)
+        print(f"{failure:12}  {each.cause:13} version {each.version}, shards from: {found}")
 
 
 # %%
 def tiers_of(report):
-    tiers = {receipt.tier for receipt in report.recoveries[-1].receipts}
-    return FROM[2] if "persistent" in tiers else FROM[1] if "peer" in tiers else FROM[0]
+    found = {receipt.tier for receipt in report.recoveries[-1].receipts}
+    return FROM[2] if "persistent" in found else FROM[1] if "peer" in found else FROM[0]
 
 
 # %%
 asked = (after_crash, after_loss, after_root, after_group)
-for prediction, report in zip(asked, reports.values(), strict=True):
-    prediction.came_out(tiers_of(report))
+for prediction, one in zip(asked, reports.values(), strict=True):
+    prediction.came_out(tiers_of(one))
 
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>
@@ -145,28 +149,33 @@ for prediction, report in zip(asked, reports.values(), strict=True):
 # </details>
 
 # %%
-print(reports["group loss"].recoveries[0].reason)
-first, then = reports["root loss"].injections[0].node, reports["root loss"].roots[-1]
+print(lost_group.recoveries[0].reason)
+first, then = lost_root.injections[0].node, lost_root.roots[-1]
 print(f"the root agent was on {first}, and then on {then}")
 
 # %% [markdown]
 # Whatever was loaded: are the numbers that followed the same?
 
 # %%
-for name, report in reports.items():
-    print(f"{name:12}", report.losses_match(quiet))
+for failure, one in reports.items():
+    print(f"{failure:12}", one.losses_match(quiet))
 
 # %% [markdown]
 # ## 4. Where did the time go?
 
 # %%
-step = predict("The paper's longest step was warm-up, 253 s. The longest step of a node loss here?")
-step
+fetching = predict(
+    "A node is lost. Fetching its shard takes which part of the recovery?",
+    *("under a tenth", "about a half", "nearly all"),
+)
+fetching
 
 # %%
-last = {name: report.recoveries[-1] for name, report in reports.items()}
-steps = last["node loss"].steps
-step.came_out(max(steps, key=lambda one: one.duration_s).label)
+last = {failure: one.recoveries[-1] for failure, one in reports.items()}
+part = last["node loss"].retrieval_s / last["node loss"].duration_s
+fetching.came_out(
+    "under a tenth" if part < 0.1 else "nearly all" if part > 0.75 else "about a half"
+)
 recoveries.figure(last)
 
 # %% [markdown]
@@ -203,12 +212,18 @@ print(f"goes on from version {last['node loss'].version}")
 
 # %% [markdown]
 # The seconds cannot be compared, because machines and models differ. *How much training is lost*
-# can: at most two iterations from memory, up to a whole interval from the persistent tier. It is
-# chance whether a kill falls before or after the newest version is whole, so the number moves
-# between runs.
-#
+# can.
+
+# %%
+most = predict(
+    "From memory, how many iterations at most does one failure have ranks do again?",
+    *("none", "two", "ten"),
+)
+most
+
+# %% [markdown]
 # An iteration was done again if the log has it twice from the same rank, and not only as a part of
-# what was loaded. The last column shows how far its next iteration was when the failure struck.
+# what was loaded.
 
 
 # %%
@@ -219,18 +234,18 @@ def done_again(run):
 
 
 # %%
-def struck_at(report):
-    """Return the share of rank 0's next iteration that was over when the failure struck."""
-    at_s = report.injections[0].at_s
-    ended = [each for each in report.iterations if each.rank == 0 and each.ended_at_s <= at_s]
-    usual_s = sorted(each.duration_s for each in ended)[len(ended) // 2]
-    return (at_s - ended[-1].ended_at_s) / usual_s
+again = {failure: done_again(runs[failure.replace(" ", "-")]) for failure in last}
+for failure, recovery in last.items():
+    print(f"{failure:12} {recovery.tier:10} done again: {again[failure]}")
+from_memory = max(again[failure] for failure in last if last[failure].tier == "memory")
+most.came_out("none" if not from_memory else "two" if from_memory <= 2 else "ten")
 
+# %% [markdown]
+# Whether it is one or two is chance: did the kill fall before the newest version was whole on all
+# nodes, or after it?
 
 # %%
-for name, each in last.items():
-    again, share = done_again(runs[name.replace(" ", "-")]), struck_at(reports[name])
-    print(f"{name:12} version {each.version}, done again: {again}, struck at {share:.0%}")
+show_strikes({name: run for name, run in runs.items() if run.report().injections})
 
 # %% [markdown]
 # ## Exercise 1

@@ -1,6 +1,7 @@
 # ruff: noqa: ARG001, ARG005 - an attack calls a planner by its parameters' names
 """An attack finds the smallest case that breaks a stage, tells it in a sentence, and ends."""
 
+import collections
 import itertools
 import sys
 import time
@@ -19,6 +20,7 @@ from gemini_lab.recovery.plan import RecoveryPlan, plan_recovery
 from gemini_lab.units import format_seconds
 from gemini_lab_course import WrongAnswerError
 from gemini_lab_course.attacks import chunks, placements, recoveries, withstood
+from gemini_lab_course.attacks.divisions import divided
 from gemini_lab_course.attacks.search import Patience
 
 # -- planners that are wrong ----------------------------------------------------------------------
@@ -137,6 +139,26 @@ def four_nodes_at_most(**given):
     return plan_recovery(**given)
 
 
+def keeps_all(held):
+    return held
+
+
+def first_holder_keeps(held):
+    """Leaves each piece to the first rank that has it."""
+    seen = set()
+    for pieces in held:
+        for piece in seen & pieces.keys():
+            del pieces[piece]
+        seen |= pieces.keys()
+    return held
+
+
+def rounds_down(held):
+    """Loses what does not divide."""
+    count = collections.Counter(piece for pieces in held for piece in pieces)
+    return [{piece: size // count[piece] for piece, size in pieces.items()} for pieces in held]
+
+
 class Once:
     """A planner that answers as long as it was not called so many times."""
 
@@ -238,6 +260,14 @@ WRONG = [
     ("recovery", changed(members=(0,)), "1 node", "one of the members cannot be an int"),
     ("recovery", changed(sources=[["local"]]), "1 node", "one of the sources cannot be a list"),
     ("recovery", changed(version="7"), "1 node", "the version cannot be a str"),
+    ("division", keeps_all, "2 ranks, a (12 bytes) on ranks 0, 1", "and 24 are kept in all"),
+    ("division", first_holder_keeps, "2 ranks, a (12", "rank 0 keeps 12, and rank 1 only 0"),
+    ("division", rounds_down, "2 ranks, a (12 bytes) on rank 0, b", "7 bytes, and 6 are kept"),
+    ("division", lambda held: [], "1 rank", "the case has 1 rank, and the answer has 0"),
+    ("division", lambda held: [{"b": 7}] * len(held), "1 rank", "is to keep 'b', and has none"),
+    ("division", lambda held: [{"a": 12.0}], "1 rank", "a number of bytes is whole"),
+    ("division", lambda held: [{"a": -1}], "1 rank", "a number of bytes is whole"),
+    ("division", lambda held: 7, "1 rank", "the answer has to be a list with a dictionary"),
 ]
 
 
@@ -250,7 +280,7 @@ def test_a_wrong_stage_is_told_its_smallest_case_in_a_sentence(stage, mine, case
     assert "\n" not in repr(found)
 
 
-@pytest.mark.parametrize("mine", [plan_placement, plan_chunks, plan_recovery])
+@pytest.mark.parametrize("mine", [plan_placement, plan_chunks, plan_recovery, divided])
 def test_the_packages_own_stages_withstand(mine):
     result = attack(mine)
     assert result.holds

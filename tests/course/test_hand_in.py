@@ -139,7 +139,11 @@ def test_a_class_is_summed_up_with_its_reasons_and_predictions(course, capsys):
         write(course / "submitted" / student / "lab" / "lab.ipynb", notebook())
         write(
             course / "submitted" / student / "lab" / "predictions.json",
-            {"how many?": {"predicted": predicted}, "not asked": {"predicted": ""}},
+            {
+                "how many?": {"predicted": predicted},
+                "not asked": {"predicted": ""},
+                "which?": {"predicted": f"DP: same own\nTP: own {predicted}"},
+            },
         )
         graded = notebook(("check-1", [said]), *((f"check-{n}", [RIGHT]) for n in (2, 3, 4)))
         write(course / "autograded" / student / "lab" / "lab.ipynb", graded)
@@ -152,7 +156,14 @@ def test_a_class_is_summed_up_with_its_reasons_and_predictions(course, capsys):
         "  2 x not yet: no",
         "exercise 2: 3 of 3 right",
     ]
-    assert said[-4:-1] == ["how many?", "  # 1  2", "  # 1  3"]
+    assert said[-9:-6] == ["how many?", "  # 1  2", "  # 1  3"]
+    assert said[-6:-1] == [
+        "which? DP",
+        "  ## 2  same own",
+        "which? TP",
+        "  # 1  own 2",
+        "  # 1  own 3",
+    ]
     assert (course / "verdicts.csv").exists()
 
 

@@ -1,4 +1,4 @@
-"""The ladder in a terminal: four files, attacked one by one or all."""
+"""The ladder in a terminal: five files, attacked one by one or all."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_the_files_to_begin_with_are_written_once_and_answer_nothing(tmp_path, c
     capsys.readouterr()
     assert command(["all", str(tmp_path), "--within", "2"]) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "0 of 100 points"
+    assert said[-1] == "0 of 110 points"
     assert "4 nodes, 2 replicas: lose node-0 and node-1" in said[0]
     assert all("0 of" in line for line in said[:-1])
 
@@ -65,7 +65,7 @@ def test_a_board_has_the_most_points_first_and_figures_of_what_withstood(tmp_pat
         ("1 / 0", ["03", "MINE"], "mine.py raised ZeroDivisionError"),
         ("x = 1", ["03", "MINE"], "has no `planner`; write def planner"),
         ("planner = 3", ["03", "MINE"], "`mine` has to be"),
-        ("x = 1", ["07", "MINE"], "has no stage to attack; choose 03, 04, 05, 08, or all"),
+        ("x = 1", ["07", "MINE"], "has no stage to attack; choose 03, 09, 04, 05, 08, or all"),
         ("x = 1", ["03"], "needs a lab and a file"),
     ],
 )

@@ -1,10 +1,14 @@
 """The ring that a reader plays with shows what the package's own planner places."""
 
+from types import SimpleNamespace
+
 import matplotlib.pyplot as plt
 import pytest
 
 pytest.importorskip("anywidget")
 
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Injected, Iteration, VersionComplete
 from gemini_lab.placement import plan_placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.wasted_time import wasted_time_s
@@ -19,6 +23,8 @@ from gemini_lab_course.play import (
     play_placement,
     play_spans,
     play_wasted_time,
+    show_strikes,
+    strike_of,
 )
 
 
@@ -87,3 +93,36 @@ def test_each_slider_draws_below_itself():
         (figure,) = map(plt.figure, plt.get_fignums())
         assert figure.axes[0].get_xlabel().endswith("(model)")
         plt.close("all")
+
+
+def log_of_a_kill(*, struck_s: float) -> list[Entry]:
+    """Two ranks with iterations of 1 s, whose versions are whole after 0.2 s and after 0.4 s."""
+    said: list[tuple[float, object]] = []
+    for number in (1, 2, 3):
+        of = {"epoch": 1}
+        done = {"iteration": number, "duration_s": 1.0, "waited_s": 0.0}
+        said += [(float(number), Iteration(rank=rank, **of, **done)) for rank in (0, 1)]
+        sent = {"version": number, "sent_bytes": 1, "local_s": 0.1, "next_version": number + 1}
+        said += [
+            (
+                number + 0.9,
+                VersionComplete(rank=rank, **of, **sent, duration_s=0.9, whole_s=whole_s),
+            )
+            for rank, whole_s in ((0, 0.2), (1, 0.4))
+        ]
+    said.append((struck_s, Injected(failure="worker_crash", rank=1)))
+    said.sort(key=lambda one: one[0])
+    return [Entry(at_s=at_s, node="node-0", event=event) for at_s, event in said]
+
+
+def test_a_kill_is_placed_within_the_iteration_that_it_interrupts():
+    early, late = (strike_of(log_of_a_kill(struck_s=at_s)) for at_s in (3.25, 3.75))
+    assert (early.iteration, early.at, early.whole_at) == (4, 0.25, 0.4)
+    assert (late.iteration, late.at, late.whole_at) == (4, 0.75, 0.4)
+    assert strike_of(log_of_a_kill(struck_s=3.25)[:-4]) is None, "nothing failed"
+    assert strike_of(log_of_a_kill(struck_s=0.5)) is None, "no iteration had ended"
+    runs = {"early": SimpleNamespace(events=lambda: log_of_a_kill(struck_s=3.25))}
+    show_strikes(runs | {"quiet": SimpleNamespace(events=list)})
+    (axes,) = plt.gcf().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["early, iteration 4"]
+    plt.close("all")

@@ -10,7 +10,7 @@ pytest.importorskip("ipywidgets")
 
 from gemini_lab.errors import ConfigError
 from gemini_lab_course import predictions
-from gemini_lab_course.predictions import CHANGE, MOST_CHARACTERS, Prediction
+from gemini_lab_course.predictions import CHANGE, MOST_CHARACTERS, Drawing, Prediction
 
 QUESTION = "fatal pairs of the ring?"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -175,3 +175,52 @@ def test_a_file_of_something_else_is_refused_with_the_way_out(file, text):
     with pytest.raises(ConfigError, match="move that file away"):
         Prediction(QUESTION, file=file)
     assert file.read_text() == text
+
+
+# -- a drawing ------------------------------------------------------------------------------------
+
+TABLE = {"rows": ("DP", "TP"), "columns": ("weights", "data"), "marks": ("same", "own")}
+
+
+def test_a_drawing_is_clicked_kept_and_compared_cell_by_cell(file, capsys):
+    asked = Drawing(QUESTION, **TABLE, file=file)
+    buttons = asked.box.buttons
+    assert asked.words == "drawn: 0 cells"
+    assert {button.tooltip for button in buttons.values()} == {
+        *("DP, weights", "DP, data", "TP, weights", "TP, data")
+    }
+    buttons["DP", 0].click()
+    buttons["TP", 1].click()
+    buttons["TP", 1].click()
+    assert kept(file)["predicted"] == "DP: same ?\nTP: ? own"
+    assert [each.description for each in buttons.values()] == ["same", " ", " ", "own"]
+    asked.came_out("DP: same own\nTP: own own")
+    assert capsys.readouterr().out == f"{asked.words}\n"
+    assert asked.words == "drawn: 2 cells; 2 of 4 came out so"
+    shown = asked._as_text()["text/html"]
+    assert shown.count("✓") == 2
+    assert "<b>own</b>" in shown
+    assert kept(file)["came_out"] == "DP: same own\nTP: own own"
+
+
+def test_a_drawing_is_there_again_in_the_next_kernel_and_a_reset_empties_it(file, restart):
+    Drawing(QUESTION, **TABLE, file=file).box.buttons["DP", 0].click()
+    restart()
+    asked = Drawing(QUESTION, **TABLE, file=file)
+    assert asked.box.buttons["DP", 0].description == "same"
+    asked.reset()
+    assert [each.description for each in asked.box.buttons.values()] == [" "] * 4
+    assert kept(file) == {}
+    for _ in range(3):  # the third click takes the mark away
+        asked.box.buttons["DP", 0].click()
+    assert asked.is_empty
+
+
+@pytest.mark.parametrize("before", ["<b>", "DP: <b> same more", "XP: same own", "DP", ": \n: x"])
+def test_a_drawing_takes_of_a_file_only_what_it_knows(file, before):
+    file.write_text(json.dumps({QUESTION: {"predicted": before}}))
+    asked = Drawing(QUESTION, **TABLE, file=file)
+    assert {each.description for each in asked.box.buttons.values()} <= {" ", "same", "own"}
+    asked.box.buttons["TP", 0].click()
+    asked.came_out("DP: same own\nTP: own own")
+    assert "<b>s" not in asked._as_text()["text/html"].replace("<b>same</b>", "")

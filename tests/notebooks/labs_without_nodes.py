@@ -22,10 +22,12 @@ from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source
 from gemini_lab.report import Comparison
 from gemini_lab.settings import Settings
 from gemini_lab.training.quickstart import gpt_job
-from gemini_lab.units import KIB
+from gemini_lab.units import KIB, MIB
 from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE
+from gemini_lab_course.attacks.divisions import divided
 from gemini_lab_course.attacks.roots import SMALL, TRAINS
 from gemini_lab_course.attacks.stories import of_function, tell
+from gemini_lab_course.holdings import KINDS, pieces_of
 from gemini_lab_course.own_root.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
 from gemini_lab_course.own_root.process import packed
 
@@ -223,12 +225,27 @@ def _lab_08() -> Names:
     }
 
 
+def _lab_09() -> Names:
+    """Two axes as they are, and runs in which every shard is what a fair division leaves."""
+    axes = {"weights": "ABCD", "moments": "ABCD", "generator": "AABB", "data": "AABB"}
+    two = [{kind: {axes[kind][rank]: 12_000_000} for kind in KINDS} for rank in range(4)]
+    alike = [{kind: {kind: 40_000_000} for kind in KINDS} for _ in range(4)]
+    sizes = [sum(kept.values()) for kept in divided(pieces_of(alike, "weights", "moments"))]
+    receipts = [SimpleNamespace(shard=n, size_bytes=size + MIB) for n, size in enumerate(sizes)]
+    return {
+        "train_two_axes": lambda: two,
+        "held": {"DP": alike},
+        "recovered": {"DP": SimpleNamespace(receipts=receipts)},
+    }
+
+
 TOLD = {
     "lab_00": _lab_00,
     "lab_02": _lab_02,
     "lab_04": _lab_04,
     "lab_05": _lab_05,
     "lab_08": _lab_08,
+    "lab_09": _lab_09,
 }
 assert TOLD.keys() == {
     lab

@@ -1,7 +1,9 @@
 """Both editions of each notebook: what stands in them, and that they run."""
 
 import ast
+import builtins
 import contextlib
+import re
 import statistics
 import subprocess
 import symtable
@@ -18,6 +20,7 @@ from nbclient import NotebookClient
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration
+from gemini_lab_course import cells
 from gemini_lab_course.verdict import NOT_YET
 
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
@@ -100,6 +103,39 @@ def test_only_its_check_needs_an_answer(source):
             answers |= is_set
         else:
             assert not used & answers - is_set, cell.source
+
+
+def names_needed_by(source: str) -> set[str]:
+    """What a cell, and the functions in it, take from cells that ran before."""
+    is_set = cells.names_set_by(source)
+    left, needed = [symtable.symtable(source, "cell", "exec")], set()
+    while left:
+        table = left.pop()
+        left += table.get_children()
+        is_module = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (is_module or symbol.is_global()):
+                needed.add(symbol.get_name())
+    return needed - is_set - set(dir(builtins))
+
+
+@each_notebook
+def test_a_name_that_other_cells_use_is_set_in_one_cell_only(source):
+    """So a cell that runs out of order finds what it needs, or nothing: never another number."""
+    texts = [
+        cell.source for cell in read(source, with_solutions=True).cells if "code" in cell.cell_type
+    ]
+    made = Counter(name for text in texts for name in cells.names_set_by(text))
+    for text in texts:
+        assert {name: made[name] for name in names_needed_by(text) if made[name] != 1} == {}, text
+
+
+@each_notebook
+def test_a_cell_reads_the_run_that_it_is_about_and_not_the_newest(source):
+    """`lab.run` is another one once a later cell has run; it is given a name where it is made."""
+    for cell in read(source, with_solutions=True).cells:
+        if cell.cell_type == "code" and re.search(r"\blab\.run\b", cell.source):
+            assert "lab.profile(" in cell.source, cell.source
 
 
 @each_notebook

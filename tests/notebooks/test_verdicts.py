@@ -67,6 +67,13 @@ def decide(state, event, cluster):
             return Start(max(copy.version for copy in copies))
 """
 
+DRAWN = "layout = {{'weights': '{0}', 'moments': 'ABCD', 'generator': '{1}', 'data': 'AABB'}}"
+SMALL_ONLY = """
+from gemini_lab_course.attacks.divisions import divided
+def divide(held):
+    return [{piece: min(size, 500_000) for piece, size in one.items()} for one in divided(held)]
+"""
+
 WRONG = [
     ("lab_00", 1, "answer = Scenario()", "no failure is in `answer` yet"),
     ("lab_00", 1, "answer = Scenario().add(NodeLoss('rank-1'), iteration=5)", "the log has 1"),
@@ -215,6 +222,15 @@ WRONG = [
         HASTY.replace("decide", "mine"),
         "not yet: the run did not finish: with-mine failed: ",
     ),
+    ("lab_09", 1, DRAWN.format("ABAB", "AABB"), "the log has something else for weights"),
+    ("lab_09", 1, DRAWN.format("ABCD", "ABCD"), "the log has something else for generator"),
+    ("lab_09", 1, DRAWN.format("ABC", "AABB"), "of the weights, 3 ranks have a letter, and 4"),
+    ("lab_09", 1, DRAWN.format("????", "AABB"), "`layout` has a `?` for the weights"),
+    ("lab_09", 1, "layout = {'weights': 4}", "has to be letters: a text, and yours is an int"),
+    ("lab_09", 1, "layout = {'weights': 'ABCD'}", "says nothing of the moments"),
+    ("lab_09", 2, "def divide(held): return held", "2 ranks, a (12 bytes) on ranks 0, 1: a has"),
+    ("lab_09", 2, "def divide(ranks): return ranks", "it wants `ranks`, and is called with held"),
+    ("lab_09", 2, SMALL_ONLY, "under DP rank 0 keeps "),
 ]
 
 

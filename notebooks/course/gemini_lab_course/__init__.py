@@ -18,6 +18,7 @@ from gemini_lab_course import (
     lab_06,
     lab_07,
     lab_08,
+    lab_09,
 )
 from gemini_lab_course.verdict import Verdict, WrongAnswerError
 
@@ -33,4 +34,5 @@ __all__ = [
     "lab_06",
     "lab_07",
     "lab_08",
+    "lab_09",
 ]

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from gemini_lab import RunReport
 from gemini_lab.errors import RunFailedError
 from gemini_lab_course.attacks import compared, withstood
-from gemini_lab_course.verdict import WrongAnswerError, another_kind, in_short, need
+from gemini_lab_course.cells import in_short
+from gemini_lab_course.verdict import WrongAnswerError, another_kind, need
 
 _WORDS = "a function of `state`, `event` and `cluster`"
 

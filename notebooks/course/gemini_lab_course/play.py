@@ -1,15 +1,21 @@
-"""What labs have to play with: a ring of machines that clicks kill, and sliders over formulas."""
+"""What labs have to look at: a ring of machines that clicks kill, sliders, and where kills fell."""
 
 import json
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from gemini_lab_widgets.cell_output import CellOutput
 from gemini_lab_widgets.pictures import palette, view
 
+from gemini_lab.lab.run import Run
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Injected, Iteration, VersionComplete
 from gemini_lab.placement import Placement, loss_probability, plan_placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.simulator import Workload
@@ -242,6 +248,62 @@ def _draw_chances(nodes: int, replicas: int, machine: float, rack: float) -> Non
     bars = axes.barh([*found], [*found.values()], color=["C1", "C0"])
     axes.bar_label(bars, [f"{chance:.2g}" for chance in found.values()], padding=4)
     axes.set(xscale="log", xlim=(1e-9, 10), xlabel="chance that memory does not suffice (model)")
+    plt.show()
+
+
+# -- where within its iteration a kill fell --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """The iteration that a failure interrupted, in shares of a usual one of rank 0.
+
+    Attributes:
+        iteration: Its number.
+        at: When the failure struck.
+        whole_at: When the version before is usually whole on all nodes; `None` if that is unknown.
+    """
+
+    iteration: int
+    at: float
+    whole_at: float | None
+
+
+def strike_of(entries: Iterable[Entry]) -> Strike | None:
+    """Return where a run's first failure fell; `None` if the log does not say."""
+    ended: list[tuple[float, Iteration]] = []
+    whole_s: dict[int, float] = {}
+    for entry in entries:
+        match entry.event:
+            case Injected() if ended:
+                begun_s, last = ended[-1]
+                usual_s = median(one.duration_s for _, one in ended)
+                whole_at = median(whole_s.values()) / usual_s if whole_s else None
+                at = (entry.at_s - begun_s) / usual_s
+                return Strike(iteration=last.iteration + 1, at=at, whole_at=whole_at)
+            case Iteration(rank=0) as one if not one.restored:
+                ended.append((entry.at_s, one))
+            case VersionComplete(version=version) as one:
+                until_s = one.duration_s if one.whole_s is None else one.whole_s
+                whole_s[version] = max(until_s, whole_s.get(version, 0.0))
+    return None
+
+
+def show_strikes(runs: Mapping[str, Run]) -> None:
+    """Draw for each run the iteration that its first failure interrupted."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
+
+    found = {name: strike for name, run in runs.items() if (strike := strike_of(run.events()))}
+    _, axes = _panel(8, 0.45 * len(found) + 1)
+    axes.set_yticks(range(len(found)), [f"{n}, iteration {s.iteration}" for n, s in found.items()])
+    for row, strike in enumerate(found.values()):
+        axes.barh(row, 1, 0.5, color=palette.IDLE)
+        if strike.whole_at is not None and strike.whole_at < 1:
+            axes.barh(row, 1 - strike.whole_at, 0.5, strike.whole_at, color=palette.REPLICAS[0])
+        axes.plot(strike.at, row, "X", color=palette.FAILURE, markersize=11)
+    axes.set(xlabel="of an iteration (blue: the version before is usually whole; cross: the kill)")
+    axes.set_xlim(0, max([1.02, *(1.05 * strike.at for strike in found.values())]))
+    axes.invert_yaxis()
     plt.show()
 
 

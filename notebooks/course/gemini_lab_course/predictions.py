@@ -1,20 +1,24 @@
-"""Predictions: a number or a choice, and why; the result stays hidden until a cell reveals it.
+"""Predictions: a number, a choice or a table, and why; the result is hidden until it is revealed.
 
     size = predict("How large is its checkpoint, in TB?")
     slower = predict("Minutes or hours?", "minutes", "hours")
+    drawn = draw("Who holds it?", rows=("DP", "TP"), columns=("weights",), marks=("same", "own"))
     ...
     size.came_out(f"{checkpoint_bytes / 1e12:.2f}")
+    drawn.came_out("DP: same\nTP: own")
 
 They are kept in `predictions.json` beside the notebook, with what came out, for a class to compare.
 A kernel shows a result only after it has revealed that result itself.
 """
 
 import json
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
 import ipywidgets
+import traitlets
 from gemini_lab_widgets.cell_output import CellOutput
 
 from gemini_lab.display import NO_FORMULAS, in_notebook, tell
@@ -41,17 +45,23 @@ class Prediction:
     Args:
         question: The same words are the same question.
         choices: The answers to choose from; without them the answer is typed.
+        box: What takes the answer in place of these; its `value` is a text.
         file: Where predictions are kept.
 
     Raises:
         ConfigError: The file is not one of predictions.
     """
 
-    def __init__(self, question: str, *choices: str, file: Path = FILE) -> None:
+    def __init__(
+        self, question: str, *choices: str, box: "Grid | None" = None, file: Path = FILE
+    ) -> None:
         self.question, self._file, self._choices = question, file, choices
         self._known = read_predictions(file).get(question, {})
-        before = self._known.get("predicted", "")
-        if choices:
+        before = str(self._known.get("predicted", ""))
+        self.box: Any = box
+        if self.box is not None:
+            self.box.value = before
+        elif choices:
             self.box = ipywidgets.ToggleButtons(
                 options=choices,
                 value=before if before in choices else None,
@@ -69,8 +79,8 @@ class Prediction:
         self._row = ipywidgets.VBox([asked, self.box, self.why, buttons])
         self._below, self._result = CellOutput(), CellOutput()
         self._key = (file.absolute(), question)
-        for box in (self.box, self.why):
-            box.observe(lambda _: self._write(), names="value")
+        for each in (self.box, self.why):
+            each.observe(lambda _: self._write(), names="value")
         self.keep_button.on_click(lambda _: self._close())
         self.reset_button.on_click(lambda _: self.reset())
 
@@ -167,7 +177,8 @@ class Prediction:
         text = ipywidgets.HTML(f'<span class="{NO_FORMULAS}">{escape(asked)}</span>')
         row = ipywidgets.HBox([text, button], layout={"flex_flow": "row wrap"})
         told = f"<summary>{escape(self.question)} The result</summary>"
-        folded = f"<details>{told}{escape(_results.get(self._key, ''))}</details>"
+        result = escape(_results.get(self._key, "")).replace("\n", "<br>")
+        folded = f"<details>{told}{result}</details>"
         return {
             **row._repr_mimebundle_(),
             "text/html": _paragraph(folded),
@@ -181,6 +192,129 @@ class Prediction:
         self._below.show(self._as_widget())
 
 
+class Grid(ipywidgets.GridBox):  # type: ignore[misc]
+    """Buttons in rows and columns; a click on one takes the next mark.
+
+    Args:
+        rows, columns: Their names.
+        marks: What a cell can be; before the first click it is nothing.
+
+    Attributes:
+        value: A line for each row, `ROW: MARK MARK ...`, with `?` for nothing; empty if no cell has
+            a mark.
+    """
+
+    value = traitlets.Unicode()
+
+    def __init__(self, rows: Sequence[str], columns: Sequence[str], marks: Sequence[str]) -> None:
+        self._rows, self._marks = {row: [""] * len(columns) for row in rows}, ("", *marks)
+        styles = ("", "primary", "success", "warning", "info")
+        self._styles = dict(zip(self._marks, styles, strict=False))
+        self.buttons = {
+            (row, number): ipywidgets.Button(
+                tooltip=f"{row}, {column}", layout={"width": "auto"}, description=" "
+            )
+            for row in rows
+            for number, column in enumerate(columns)
+        }
+        cells: list[Any] = [ipywidgets.Label(text) for text in ("", *columns)]
+        for row in rows:
+            cells.append(ipywidgets.Label(row))
+            cells += [self.buttons[row, number] for number in range(len(columns))]
+        for place, button in self.buttons.items():
+            button.on_click(lambda _, place=place: self._click(*place))
+        wide = f"6em repeat({len(columns)}, minmax(4em, 8em))"
+        super().__init__(cells, layout={"grid_template_columns": wide, "grid_gap": "2px"})
+        self.observe(lambda _: self._take(), names="value")
+
+    def _click(self, row: str, number: int) -> None:
+        """Give a cell the next mark."""
+        marks = self._rows[row]
+        marks[number] = self._marks[(self._marks.index(marks[number]) + 1) % len(self._marks)]
+        lines = [
+            f"{row}: {' '.join(mark or '?' for mark in marks)}" for row, marks in self._rows.items()
+        ]
+        self.value = "\n".join(lines) if any(map(any, self._rows.values())) else ""
+
+    def _take(self) -> None:
+        """Show the marks that `value` has."""
+        told = marks_in(self.value)
+        for row, marks in self._rows.items():
+            marks[:] = [
+                mark if mark in self._marks else ""
+                for mark in (told.get(row, []) + [""] * len(marks))[: len(marks)]
+            ]
+            for number, mark in enumerate(marks):
+                button = self.buttons[row, number]
+                button.description, button.button_style = mark or " ", self._styles[mark]
+
+
+def marks_in(text: str) -> dict[str, list[str]]:
+    """Return the marks of each row of a grid's value."""
+    lines = (line.partition(": ") for line in text.splitlines())
+    return {row: marks.split() for row, _, marks in lines}
+
+
+class Drawing(Prediction):
+    """A prediction that is drawn into a grid, and compared cell by cell with what came out."""
+
+    def __init__(
+        self,
+        question: str,
+        *,
+        rows: Sequence[str],
+        columns: Sequence[str],
+        marks: Sequence[str],
+        file: Path = FILE,
+    ) -> None:
+        self._columns = columns
+        super().__init__(question, box=Grid(rows, columns, marks), file=file)
+
+    @property
+    def words(self) -> str:
+        """How many cells are drawn and, once the result is revealed, how many are like it."""
+        drawn, why = self._known.get("predicted", ""), self._known.get("why")
+        cells = [mark for marks in marks_in(drawn).values() for mark in marks]
+        told = f"drawn: {sum(mark != '?' for mark in cells)} cells"
+        told += f", because {why}" if why else ""
+        told += f" (entered {self._known[LATE]})" if LATE in self._known else ""
+        if self.seen is None:
+            return f"{told}; {CHANGE}" if cells else told
+        pairs = self._pairs()
+        return f"{told}; {sum(mine == seen for mine, seen in pairs)} of {len(pairs)} came out so"
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        """Return for each cell what was drawn and what came out."""
+        drawn, seen = marks_in(self._known.get("predicted", "")), marks_in(self.seen or "")
+        return [
+            ((drawn.get(row, []) + ["?"] * len(marks))[number], mark)
+            for row, marks in seen.items()
+            for number, mark in enumerate(marks)
+        ]
+
+    def _as_text(self) -> dict[str, Any]:
+        seen, shown = self.seen, self.seen or self._known.get("predicted", "")
+        pairs = iter(self._pairs())
+        head = "".join(f"<th>{escape(column)}</th>" for column in ("", *self._columns))
+        lines = []
+        for row, marks in marks_in(shown).items():
+            cells = (_compared(*next(pairs)) if seen else escape(mark) for mark in marks)
+            drawn = "".join(f"<td>{cell}</td>" for cell in cells)
+            lines.append(f"<tr><th>{escape(row)}</th>{drawn}</tr>")
+        table = f"<table><tr>{head}</tr>{''.join(lines)}</table>" if lines else ""
+        told = f"<b>{escape(self.question)}</b>&emsp;{escape(self.words)}"
+        plain = f"{self.question}: {self.words}\n{shown}".strip()
+        return {"text/html": _paragraph(told + table), "text/plain": plain}
+
+
+def _compared(drawn: str, seen: str) -> str:
+    """Return a cell: what came out, and what was drawn if that is something else."""
+    if drawn == seen:
+        return f"✓ {escape(seen)}"
+    was = "" if drawn == "?" else f" <s>{escape(drawn)}</s>"
+    return f"<b>{escape(seen)}</b>{was}"
+
+
 def _paragraph(html: str) -> str:
     style = "overflow-wrap:anywhere;max-width:50em;margin:.5em 0"
     return f'<div class="{NO_FORMULAS}" style="{style}">{html}</div>'
@@ -189,6 +323,13 @@ def _paragraph(html: str) -> str:
 def predict(question: str, *choices: str) -> Prediction:
     """Ask for a prediction, which is kept beside the notebook; see `Prediction`."""
     return Prediction(question, *choices)
+
+
+def draw(
+    question: str, *, rows: Sequence[str], columns: Sequence[str], marks: Sequence[str]
+) -> Drawing:
+    """Ask for a table of marks, which is kept as a prediction is."""
+    return Drawing(question, rows=rows, columns=columns, marks=marks)
 
 
 def read_predictions(file: Path) -> dict[str, dict[str, str]]:

@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager, suppress
 from html import escape
 from numbers import Real
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from gemini_lab.display import NO_FORMULAS, picture, show_below_cell, tell
-from gemini_lab.errors import ConfigError, GeminiError, in_lines, kind_of
+from gemini_lab.errors import ConfigError, in_lines, kind_of
+from gemini_lab_course import cells
+from gemini_lab_course.cells import in_short
 
 Kind = TypeVar("Kind")
 NOT_YET: Final = "not right yet"
@@ -26,8 +28,6 @@ _HEADS: Final = {"right": "✓ Right", "no answer yet": "No answer yet", "not ye
 _GREEN: Final = "#2e8540"
 _AMBER: Final = "#c77700"
 _AGAIN: Final = "Change your answer above, run its cell, and then this one again."
-_SETS: Final = re.compile(r"^(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=", re.MULTILINE)
-"""A name that a cell sets; it is also read from cells that are no Python."""
 
 
 class WrongAnswerError(Exception):
@@ -39,7 +39,7 @@ class WrongAnswerError(Exception):
         is_shown: Whether the card stands below the cell already.
     """
 
-    is_shown = False
+    is_shown, is_verdict = False, True
 
     def __init__(self, message: str, *, hint: str = "", shows: object = None) -> None:
         super().__init__(message)
@@ -131,42 +131,15 @@ class Verdict(AbstractContextManager[Callable[[str], None]]):
         raise verdict from None
 
 
-# -- an answer's cell that raised ------------------------------------------------------------------
-
-_failed: Final[dict[str, str]] = {}
-"""Names whose newest cell raised before it could set them, with the error."""
-
-
-def _note(result: Any) -> None:
-    """Keep in mind which names a cell has set, or failed to set."""
-    names = {first or second for first, second in _SETS.findall(result.info.raw_cell or "")}
-    error = result.error_before_exec or result.error_in_exec
-    for name in names:
-        _failed.pop(name, None)
-        if error is not None and not isinstance(error, WrongAnswerError):
-            _failed[name] = in_short(error)
-
-
-def _shell() -> Any:
-    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-
-
-if (_running := _shell()) is not None:
-    _running.events.register("post_run_cell", _note)
-
-
 def _unmade_answer() -> WrongAnswerError | None:
     """Return what is said if the cell of the answer raised: an older value is not judged for it."""
-    shell = _shell()
-    if shell is None:
+    running = cells.shell()
+    if running is None:
         return None
-    asked = re.findall(r"exercise_\d+\((\w+)", shell.user_ns.get("In", [""])[-1])
+    asked = re.findall(r"exercise_\d+\((\w+)", running.user_ns.get("In", [""])[-1])
     for name in asked:
-        if name in _failed:
-            return WrongAnswerError(
-                f"no answer yet: the cell that makes `{name}` raised {_failed[name]}; mend it and "
-                "run it again"
-            )
+        if cells.has_failed(name):
+            return WrongAnswerError(f"no answer yet: {cells.why_missing(name)}")
     return None
 
 
@@ -178,7 +151,8 @@ def _as_verdict(error: BaseException, trace: TracebackType | None) -> WrongAnswe
         return error
     if isinstance(error, NameError) and trace is not None and trace.tb_next is None:
         return WrongAnswerError(
-            f"no answer yet: there is no `{error.name}`; run the cells above, then this one"
+            f"no answer yet: there is no `{error.name}`; "
+            f"{cells.why_missing(error.name or '') or 'run the cells above'}, then this one"
         )
     return WrongAnswerError(f"this answer could not be tried: {in_short(error)}")
 
@@ -265,11 +239,3 @@ def need(condition: object, sentence: str, *, hint: str = "", shows: object = No
     """
     if not condition:
         raise WrongAnswerError(f"not yet: {sentence}", hint=hint, shows=shows)
-
-
-def in_short(error: BaseException) -> str:
-    """Return one line of an error; its name too, unless gemini_lab's own message says enough."""
-    text = next(iter(str(error).strip().splitlines()), "")
-    if isinstance(error, GeminiError) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

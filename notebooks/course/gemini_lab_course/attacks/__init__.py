@@ -10,6 +10,8 @@ from gemini_lab.placement import Placement
 from gemini_lab_course.attacks.asking import NOTHING
 from gemini_lab_course.attacks.chunks import CHUNKS
 from gemini_lab_course.attacks.chunks import cases as chunk_cases
+from gemini_lab_course.attacks.divisions import DIVISION
+from gemini_lab_course.attacks.divisions import cases as division_cases
 from gemini_lab_course.attacks.outcome import BesideOurs, Counterexample, StageFault, Withstood
 from gemini_lab_course.attacks.placements import PLACEMENT, PlacementCase, figures
 from gemini_lab_course.attacks.placements import cases as placement_cases
@@ -28,11 +30,17 @@ __all__ = [
     "withstood",
 ]
 
-STAGES: Final = {"root": "event", "chunks": "profile", "recovery": "copies", "placement": "nodes"}
+STAGES: Final = {
+    "root": "event",
+    "chunks": "profile",
+    "recovery": "copies",
+    "placement": "nodes",
+    "division": "held",
+}
 """The stages that can be attacked, each with a parameter that only its planner takes."""
 WHAT: Final = (
-    "a Placement, or a function that plans as plan_placement, plan_chunks or plan_recovery, or "
-    "decides as a root agent"
+    "a Placement, or a function that plans as plan_placement, plan_chunks or plan_recovery, "
+    "divides what ranks hold, or decides as a root agent"
 )
 
 
@@ -52,13 +60,15 @@ def attack(
       `Chunk`s;
     - recovery: `placement`, `members`, `copies`, `living`, `standbys` and `persistent`, as
       `plan_recovery`; it gives a `RecoveryPlan`;
+    - division: `held`, for each rank a dictionary from its pieces of state to their bytes; it gives
+      such a list of what a version keeps there;
     - root: `state`, `event` and `cluster`, as `lab.train(job, root=mine)` calls it; it gives what
       the root agent does, see `gemini_lab_course.own_root.deciding`. Its cases are runs of
       simulated labs: every single failure at many moments, then several.
 
     Args:
         mine: What is attacked: a function, or a `Placement`.
-        stage: `"placement"`, `"chunks"`, `"recovery"` or `"root"`, where a function's
+        stage: `"placement"`, `"chunks"`, `"recovery"`, `"division"` or `"root"`, if a function's
             parameters do not say.
         within_s: Stop looking after so many seconds of work, on a busy machine up to five times
             as long; what comes back then says so.
@@ -77,6 +87,8 @@ def attack(
         return CHUNKS.attack(mine, chunk_cases(), within_s=within_s)
     if name == "recovery":
         return RECOVERY.attack(mine, recovery_cases(), within_s=within_s)
+    if name == "division":
+        return DIVISION.attack(mine, division_cases(), within_s=within_s)
     if name == "root":
         return attack_root(mine, within_s=within_s)
     raise WrongAnswerError(f"there is no stage {name!r}; choose one of {', '.join(STAGES)}")
@@ -150,6 +162,6 @@ def _stage_of(function: Callable[..., object]) -> str:
             return stage
     raise WrongAnswerError(
         "what is attacked has to take its stage's arguments by their names, so `nodes` and "
-        "`replicas`, or `profile` and more, `copies` and more, or `event` and more; or name its "
-        "stage: attack(mine, stage='placement')"
+        "`replicas`, `profile` and more, `copies` and more, `held`, or `event` and more; or name "
+        "its stage: attack(mine, stage='placement')"
     )

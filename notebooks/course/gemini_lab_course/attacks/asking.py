@@ -5,7 +5,7 @@ from typing import Final, TypeVar
 
 from gemini_lab.lab.submission import ONE_S, TooLong, limit
 from gemini_lab_course.attacks.outcome import StageFault
-from gemini_lab_course.verdict import in_short
+from gemini_lab_course.cells import in_short
 
 A = TypeVar("A")
 Asked = Callable[[Mapping[str, object]], object]

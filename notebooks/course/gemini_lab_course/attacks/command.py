@@ -18,7 +18,8 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.limits import whole
 from gemini_lab_course.attacks import attack, compared
 from gemini_lab_course.attacks.outcome import Counterexample, Withstood
-from gemini_lab_course.verdict import WrongAnswerError, in_short
+from gemini_lab_course.cells import in_short
+from gemini_lab_course.verdict import WrongAnswerError
 
 RUNS: Final = whole("runs")
 SECONDS: Final = whole("within")
@@ -53,6 +54,16 @@ LADDER: Final = (
         name="planner",
         head="nodes, replicas",
         asks="Return for each shard the nodes that keep it, its owner first.",
+        points=10,
+        hours="1",
+    ),
+    Part(
+        lab="09",
+        stage="division",
+        file="division.py",
+        name="divide",
+        head="held",
+        asks="Return for each rank the bytes that a version keeps of each of its pieces.",
         points=10,
         hours="1",
     ),
@@ -123,13 +134,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Attack a stage that you wrote: search the smallest case that breaks it.",
         epilog=f"The parts: {parts}. Run `gemini-lab attack --new FOLDER` to begin.",
     )
-    parser.add_argument("lab", nargs="?", metavar="LAB", help="03, 04, 05, 08, all or board")
+    parser.add_argument("lab", nargs="?", metavar="LAB", help="03, 04, 05, 08, 09, all or board")
     parser.add_argument(
         "path",
         nargs="?",
         type=Path,
         metavar="FILE",
-        help="of all: the folder with the four files; of board: a folder of such folders",
+        help="of all: the folder with the five files; of board: a folder of such folders",
     )
     parser.add_argument("--runs", type=RUNS, default=1, metavar="N", help="repeat (default: 1)")
     parser.add_argument(

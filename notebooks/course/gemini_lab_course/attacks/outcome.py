@@ -10,7 +10,7 @@ from gemini_lab.placement import Placement
 from gemini_lab.units import format_seconds
 
 Stage = str
-"""Which stage was attacked: `"placement"`, `"chunks"`, `"recovery"` or `"root"`."""
+"""Which stage was attacked: `"placement"`, `"chunks"`, `"recovery"`, `"division"` or `"root"`."""
 
 
 class Case(Protocol):

@@ -15,9 +15,9 @@ import nbformat
 
 from gemini_lab.display import busy, tell
 from gemini_lab.errors import ConfigError, shortened
+from gemini_lab_course.cells import in_short
 from gemini_lab_course.grading.hand_in import MADE_WITH, PREDICTIONS
 from gemini_lab_course.predictions import read_predictions
-from gemini_lab_course.verdict import in_short
 
 HEAD: Final = ("student", "lab", "check", "points", "said", "made with")
 NOTHING: Final = "nothing was handed in"
@@ -25,6 +25,8 @@ UNREAD: Final = "nothing that can be graded was handed in"
 UNGRADED: Final = "nbgrader did not grade it: run `nbgrader autograde` and read its messages"
 MOST_REASONS: Final = 3
 MOST_ANSWERS: Final = 8
+MOST_ROWS: Final = 20
+"""Of what a student drew."""
 LONGEST: Final = 100
 """Characters of what a student wrote."""
 Row = tuple[str, str, str, str, str, str]
@@ -126,10 +128,19 @@ def predicted(submitted: Path, lab: str) -> Iterator[str]:
     for path in sorted(submitted.glob(f"*/{lab}/{PREDICTIONS}")):
         with suppress(ConfigError):  # of a student whose file is no such file
             for question, told in read_predictions(path).items():
-                answer = str(told.get("predicted", "")).strip()[:LONGEST]
-                if answer:
-                    answers.setdefault(question[:LONGEST], Counter())[answer] += 1
-    for question, counts in answers.items():
-        yield question
+                for row, answer in _rows_of(str(told.get("predicted", ""))):
+                    asked = f"{question[:LONGEST]} {row}".strip()
+                    answers.setdefault(asked, Counter())[answer] += 1
+    for asked, counts in answers.items():
+        yield asked
         for answer, count in counts.most_common(MOST_ANSWERS):
             yield f"  {'#' * min(count, 40)} {count}  {answer}"
+
+
+def _rows_of(predicted: str) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a drawing, each with its marks; of another prediction the only answer."""
+    lines = predicted.strip().splitlines()[:MOST_ROWS]
+    for line in lines:
+        row, _, marks = line.partition(": ") if len(lines) > 1 else ("", "", line)
+        if marks.strip():
+            yield row[:LONGEST], marks.strip()[:LONGEST]
