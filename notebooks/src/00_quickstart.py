@@ -65,7 +65,7 @@ quiet = quiet_run.wait().report()
 # ## 3. Train again, with failures
 # Three failures will strike. A worker is killed after a quarter of the iterations. You kill a whole
 # node in the middle. The node with the root agent, which leads recoveries, dies after three
-# quarters. Predict what follows: an answer, and why. The result appears beside it.
+# quarters. Predict what follows: an answer, and why. The result appears next to it.
 
 # %%
 thrown = predict("How many iterations does one failure throw away?", "up to 2", "up to 10", "all")

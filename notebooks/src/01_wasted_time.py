@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 01 Why checkpoints waste time
 #
-# **Goal.** Know what one failure costs a training job, term by term, and why the way out is to
+# **Goal.** Know what one failure costs a training job, term by term. See why the way out is to
 # checkpoint more often than a remote store allows.
 #
 # **Time.** Half a minute to run, forty minutes to read, predict and try. Nothing is started on your
@@ -215,7 +215,7 @@ factor.came_out(f"{least_min[0] / least_min[1]:.0f}")
 # </details>
 #
 # ## 5. Three policies, and the paper
-# Strawman writes to the store every three hours, HighFreq as often as it can, and Gemini keeps a
+# Strawman writes to the store every three hours, and HighFreq as often as it can. Gemini keeps a
 # copy of each iteration in the memory of two machines. Here one machine is lost with its memory.
 
 # %%

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 02 When is the network idle?
 #
-# **Goal.** Profile a training job that really runs, find the spans of time in which its network
-# carries nothing, and judge whether they come back regularly enough to plan with.
+# **Goal.** Profile a training job that really runs, and find the spans of time in which its network
+# carries nothing. Judge whether they come back regularly enough to plan with.
 #
 # **Time.** About a minute to run on a laptop with two cores, forty to read and try. No GPU is
 # needed.
@@ -42,12 +42,12 @@ link = "40 MB/s"
 # %% [markdown]
 # ## 1. A job on a machine that is slow enough
 # Two nodes train a GPT of half a million parameters with ZeRO-3. On one machine, "network" is a
-# memory copy and computing fights with it for the same two cores, so three things are emulated, and
-# nothing else is:
+# memory copy, and computing fights with it for the same two cores. So three things are emulated,
+# and nothing else is:
 #
 # - each node's **link** is paced to 40 MB/s, for training and checkpoints alike;
-# - each block of the model takes 20 ms **longer** in the forward pass and 40 ms in the backward
-#   pass, asleep, as if an accelerator computed meanwhile;
+# - each block of the model sleeps 20 ms in the forward pass and 40 ms in the backward pass, as if
+#   an accelerator computed meanwhile;
 # - ZeRO-3's thresholds, made for billions of parameters, are **scaled down** with the model. With
 #   the usual ones so small a model would stay in one piece.
 
@@ -135,10 +135,10 @@ longer.came_out("yes" if median(shared) > median(alone) else "no")
 #
 # </details>
 #
-# How regular is regular enough? The paper saw a standard deviation below 10 % of the mean and
-# called the time line almost constant; a profile here counts as steady up to the same 10 %. If
-# yours says "unsteady", the figure above shows which iterations were disturbed, by whatever else
-# your machine does: then it is better to profile again than to plan with it.
+# How regular is regular enough? The paper saw a standard deviation below 10 % of the mean. A
+# profile here counts as steady up to the same 10 %. If yours says "unsteady", the figure above
+# shows which iterations were disturbed, by whatever else your machine does: then it is better to
+# profile again than to plan with it.
 
 # %%
 print(profile.verdict)
@@ -189,12 +189,12 @@ times.came_out(f"{wide.traffic_bytes / profile.traffic_bytes:g}")
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>
 #
-# The sequence of collectives, their names and bytes, follows from the model and from
-# ZeRO's settings; the batch only moves them apart. So the fingerprint, a hash of that sequence, is
-# the same, and `profile.check_fits` would take one for the other. A schedule made for the small
-# batch would leave idle time unused with the large one; the other way round, it would not fit its
-# spans. When the *sequence* changes in the middle of a run, every rank notices, versions go back to
-# the background, and the job is profiled again.
+# The sequence of collectives, their names and bytes, follows from the model and from ZeRO's
+# settings; the batch only moves them apart. So the fingerprint, a hash of that sequence, is the
+# same, and `profile.check_fits` would take one for the other. A schedule made for the small batch
+# would leave idle time unused with the large one. The other way round, it would not fit its spans.
+# When the *sequence* changes in the middle of a run, every rank notices, versions go back to the
+# background, and the job is profiled again.
 #
 # </details>
 #

@@ -190,9 +190,9 @@ for k, printed in ((2, "93.3 %"), (3, "80.0 %")):
 
 # %% [markdown]
 # ## Exercise 2
-# Fig. 9's note says what the union bound does to the ring for k = 3. Go one further: with N = 16,
-# m = 2 and **four** lost machines the two bounds are 0.600 for groups and 0.200 for a ring, which
-# would make the ring 66.7 % worse. How much worse is it in truth? Give a share, such as 0.667.
+# Fig. 9's note says what the union bound does to the ring for k = 3. Go one further, with N = 16, m
+# = 2 and **four** lost machines. The two bounds are 0.600 for groups and 0.200 for a ring. By them
+# the ring would be 66.7 % worse. How much worse is it in truth? Give a share, such as 0.667.
 
 # %% tags=["exercise"]
 # Your answer: a number between 0 and 1.

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 04 Chunks that fit the gaps
 #
-# **Goal.** Cut a checkpoint into chunks that fit the idle spans of a measured profile, and see on a
+# **Goal.** Cut a checkpoint into chunks that fit the idle spans of a measured profile. See on a
 # real job, with five schemes on one link, what that saves.
 #
 # **Time.** Two minutes to run on a laptop with two cores, 50 minutes to read and try. No GPU
 # needed.
 #
 # Lab 02 found *when* a job's network is idle. Now each iteration's checkpoint has to go there. A
-# large chunk makes training wait behind it; a small one costs more to start than to send; and the
-# receiver must copy it out of its buffer before the next one comes. Algorithm 2 of the paper
+# large chunk makes training wait behind it, and a small one costs more to start than to send. The
+# receiver must copy each out of its buffer before the next one comes. Algorithm 2 of the paper
 # (section 5.3) and its pipeline of sub-buffers solve this.
 
 # %%

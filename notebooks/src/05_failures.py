@@ -8,10 +8,10 @@
 # GPU is needed.
 #
 # A failure here is a real one: SIGKILL to a process, or to all processes of a node, its memory gone
-# with them. The *root agent* then leads the recovery (paper, section 6). It stops all workers, asks
-# every living agent which versions of which shards it holds, and picks the newest version of which
-# every shard is whole somewhere. It gives lost ranks to a *standby* node, and has the workers start
-# again.
+# with them. The *root agent* then leads the recovery (paper, section 6). It stops all workers, and
+# asks every living agent which versions of which shards it holds. It picks the newest version of
+# which every shard is whole somewhere. It gives lost ranks to a *standby* node, and starts the
+# workers again.
 
 # %%
 from collections import Counter
@@ -144,7 +144,7 @@ for prediction, one in zip(asked, reports.values(), strict=True):
 # comes from its *peer*; all others find theirs at home. The root's node is a node like the others:
 # the agents elect a new root through etcd first. When a whole group is gone, both copies of two
 # shards are gone. Then *all* ranks go back to the persistent tier, also those whose own memory is
-# fine, because a state made of two different iterations would be none.
+# fine: a state made of two different iterations would be none.
 #
 # </details>
 
@@ -309,7 +309,7 @@ with Verdict() as say:
 # - the members from now on: living ones stay in place, and `None` means that there is no machine;
 # - a `Source` for each shard: `"local"` or `"peer"` with its holder, or the other tiers with none;
 # - the `CopyTransfer`s (`shard`, `sender`, `receiver`) after which every holder has its copy again,
-#   and no more of them. `placement.holders[shard]` are the positions that keep a shard.
+#   and none besides. `placement.holders[shard]` are the positions that keep a shard.
 #
 # `attack` tries small failures, the smallest first, and draws what breaks a plan:
 

@@ -66,10 +66,10 @@ print(f"your cluster, model:           {share:3.0%} of the idle time")
 
 # %% [markdown]
 # ## 2. Later ideas, on the same failures
-# - *CheckFreq* snapshots into the machine's own memory, then persists beside training.
+# - *CheckFreq* snapshots into the machine's own memory, then persists during training.
 # - *LowDiff* writes compressed gradients as differences.
 # - *Checkmate* lets switches copy the gradients to shadow machines that keep the model up to date.
-# - *Odyssey* takes the cheapest of three: others do the work too, all is cut anew, or it waits.
+# - *Odyssey* takes the cheapest of three: others do the work too, all is cut again, or it waits.
 
 # %%
 best = predict("Which gains most?", "CheckFreq", "LowDiff", "Checkmate", "Odyssey")

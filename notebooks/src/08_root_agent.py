@@ -32,7 +32,7 @@ seconds = 100  # that an attack may take
 #
 # | event | |
 # |---|---|
-# | `Failed(cause, lost)` | training stands still, or what was being done about it came to nothing |
+# | `Failed(cause, lost)` | training stands still, or what was being done about it failed |
 # | `Fenced(node)` | a node has ended its workers: its memory stays as it is |
 # | `Told(node, copies)` | what a node has in memory: copies, each `(shard, version, epoch)` |
 # | `Joined(node)` | a node is there that was not: a new one, or one that had fallen silent |
@@ -42,9 +42,9 @@ seconds = 100  # that an attack may take
 #
 # | action | |
 # |---|---|
-# | `Fence()` | begin anew: every living node ends its workers and says `Fenced` |
+# | `Fence()` | begin again: every living node ends its workers and says `Fenced` |
 # | `Ask()` | every living node says `Told` |
-# | `Start(version)` | workers start on every position and load this version; `None`: anew |
+# | `Start(version)` | workers start on every position and load this version; `None`: the start |
 # | `Wait(why)` | start nothing yet; machines that are missing are asked for |
 #
 # `state` is a dictionary, empty at first. It is stored after each call, as JSON, before anything is
@@ -89,7 +89,7 @@ first.came_out(found.case)
 found
 
 # %% [markdown]
-# Read it from the top: a line for each node, and where somebody is told something an arrow. The
+# Read it from the top: a line for each node, and an arrow for each message. The
 # same schedule can be tried again with another function: `found.replay(mine)` gives `None` where
 # that one survives.
 
@@ -152,7 +152,7 @@ quiet = run.wait().report()
 
 # %% [markdown]
 # Then a worker is killed after a quarter of the iterations, and the node of rank 1 after three
-# quarters. The function goes to all nodes with the job, and whichever is root calls it.
+# quarters. The function goes to all nodes with the job, and the root calls it.
 
 
 # %%

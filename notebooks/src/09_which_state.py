@@ -178,7 +178,7 @@ with Verdict() as say:
 # %% [markdown]
 # ## Exercise 2
 # Now **write the division**. `held` is a list with a dictionary for each rank, from its pieces to
-# their bytes; a piece that several ranks have is the same there. Return such a list of what a
+# their bytes. A piece that several ranks have is the same there. Return such a list of what a
 # version keeps on each rank:
 #
 # - every byte of every piece once, and only where the piece is held;

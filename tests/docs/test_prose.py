@@ -47,3 +47,9 @@ def test_a_breach_is_found(text, found):
 )
 def test_what_is_no_prose_of_ours_is_left_alone(text):
     assert PROSE["breaches"](f"# Anew\n\n{text}\n") == []
+
+
+def test_a_labs_words_are_read_and_its_code_is_not():
+    lab = f"# %% [markdown]\n# # A lab\n# {LONG}\n\n# %%\n# whoever\ntext = 'anew'\n"
+    (found,) = PROSE["breaches"](PROSE["words_of"](lab))
+    assert found.startswith("27 words")

@@ -1,7 +1,6 @@
 """A small language model under eight kinds of parallelism; each rank tells the log what it holds.
 
-    torchrun --nproc-per-node 4 state_job.py --way TP      # as it is
-    gemini-lab run --nodes 4 state_job.py --way TP         # and survives lost nodes
+    gemini-lab run --nodes 4 state_job.py --way TP
 
 Lab 09 trains it. After the second update each rank logs a checksum and the size of every tensor
 that it has of the weights and of Adam's moments, of its generator, and of the samples that it read.
@@ -228,7 +227,7 @@ def held(kind: str, tensors: Iterable[torch.Tensor]) -> dict[str, float]:
     told: dict[str, float] = {}
     for number, tensor in enumerate(tensors):
         raw = own_part(tensor).detach().contiguous().view(torch.uint8).numpy().data
-        told[f"{kind} {number} bytes"] = len(raw)
+        told[f"{kind} {number} bytes"] = raw.nbytes
         told[f"{kind} {number} sum"] = xxhash.xxh3_64_intdigest(raw) % MOST
     return told
 
