@@ -86,7 +86,7 @@ class TitanCheckpoints(CheckpointManager):  # type: ignore[misc]
 
 
 class _Counts:
-    """What the Trainer counts, as it was after the last step that is done."""
+    """The Trainer's counts, as they were after the last step that is done."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
