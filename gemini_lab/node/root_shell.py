@@ -153,7 +153,9 @@ class RootShell:
         others, connected = self._others.keys(), self._links.connected
         is_certain = self._cut_off.is_certain(now, others=others, connected=connected)
         self._stands_down = is_settled and is_certain
-        misses = self._root.state.phase == "waiting" and others - connected
+        # Nobody else may cut a pause short: each new root agent would begin the recovery again.
+        lacks = self._root.state.phase == "waiting" and not self._root.lifecycle.is_pausing
+        misses = lacks and others - connected
         self._missed_since_s = (self._missed_since_s or now) if misses and is_settled else None
         self._yields = now - (self._missed_since_s or now) > CUT_OFF_S
         self._observe_job(reading.items, registered=len(self._addresses), now=now)

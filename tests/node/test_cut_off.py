@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from membership_stand_in import StoreStandIn, member, shell_in
@@ -17,6 +18,7 @@ from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.membership import Reading
 from gemini_lab.node.root_shell import CUT_OFF_S, CutOff, Deposed, RootShell, reaches_others
 from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState, Setup
 from gemini_lab.seats import Seats
 
@@ -98,6 +100,20 @@ def training_on(nodes: int) -> RootState:
     members = tuple(f"node-{number}" for number in range(nodes))
     setup = Setup(order=order, placed=order.seats.seated(members))
     return RootState(phase="running", epoch=4, setup=setup)
+
+
+@pytest.mark.parametrize("is_pausing", [False, True])
+async def test_a_root_agent_that_misses_others_amid_a_pause_sits_it_out(is_pausing):
+    """Each root agent after it would begin the recovery again, and the pause with it."""
+    store = StoreStandIn()
+    _, shell = await shell_in(store)
+    state = replace(training_on(3), phase="waiting")
+    root = shell._root = RootAgent(state=state, at_s=shell._clock())
+    root.lifecycle.is_pausing = is_pausing
+    store.keys["nodes/node-1"] = '{"address": "127.0.0.1:1"}'
+    shell.observe(Reading(items=dict(store.keys), is_whole=True), is_settled=True)
+    assert (shell._missed_since_s is None) == is_pausing
+    shell._links.close()
 
 
 def test_a_root_agent_that_is_cut_off_ends_no_epoch_before_it_leaves_its_place():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.faults import MAX_ATTEMPTS, MAX_KILLS
+from gemini_lab.recovery.faults import FREE_TRIES, MAX_ATTEMPTS, MAX_KILLS
 from gemini_lab.recovery.messages import (
     Fence,
     OrderFailed,
@@ -152,6 +152,29 @@ def test_a_recovery_that_keeps_being_begun_pauses_whatever_it_is_begun_for():
         story.next_root()
     assert story.root.state.faults.fruitless == 9
     assert story.now_s - began_s > 60
+
+
+def test_agents_that_are_lost_before_workers_start_prolong_no_pause():
+    """No start failed: a root agent that reaches others one way alone is lost again and again."""
+    story = Lacking().start(iterations=4)
+    story.silent = {"node-1"}  # so that the fence lasts
+    story.exit(0, -9)
+    for _ in range(8):
+        story.next_root()
+    assert story.root.state.phase == "fencing"
+    story.lose("node-2")
+    assert story.root.state.faults.fruitless == 1
+
+
+def test_a_run_that_pauses_lacks_nothing_that_another_root_agent_could_reach():
+    story = Lacking().start(iterations=4)
+    story.forever_s = 0.0  # pauses are not sat out
+    for rank in range(FREE_TRIES + 1):
+        story.exit(rank % 4, -9)
+    assert story.root.state.phase == "waiting"
+    assert story.root.lifecycle.is_pausing
+    story.lose("node-0", "node-1", cause="lease")
+    assert not story.root.lifecycle.is_pausing
 
 
 def test_progress_makes_an_end_of_pauses():

@@ -61,6 +61,8 @@ NO_FAILURES: Final = frozenset(
 )
 """Causes of a fence that say nothing of how the run gets on, or have pauses of their own: all
 others count."""
+BEFORE_START: Final = frozenset({"fencing", "inventory", "waiting"})
+"""Phases in which no workers run, so that the loss of an agent ends no start."""
 
 
 class Lifecycle:
@@ -70,13 +72,14 @@ class Lifecycle:
         resumes_s: When workers of a run that keeps failing may start again.
         tier_pause: A version in the persistent tier that did not load.
         looks: How often the tier was asked again while the run waits.
+        is_pausing: Whether the run waits although it has all that it needs.
         has_run_short: Whether fewer machines were planned with since the fence.
     """
 
     def __init__(self, run: KnownRun, ending: Ending) -> None:
         self.run, self.ending = run, ending
         self.tier_pause: TierPause | None = None
-        self.looks = 0
+        self.looks, self.is_pausing = 0, False
         self.has_run_short = False
         self._waits_for = ""  # the reason that was emitted last
         self._cause, self.resumes_s = "", -math.inf
@@ -94,7 +97,8 @@ class Lifecycle:
                 faults=replace(state.faults, barren=(), fruitless=0),
                 nodes=replace(state.nodes, again=()),
             )
-        if cause not in NO_FAILURES:
+        ends_no_start = cause in {"node_lost", "root_lost"} and state.phase in BEFORE_START
+        if cause not in NO_FAILURES and not ends_no_start:
             state = replace(
                 state, faults=replace(state.faults, fruitless=state.faults.fruitless + 1)
             )
@@ -285,11 +289,12 @@ class Lifecycle:
                 for one in (self.run.state, before)
             )
             reason = self._reason_to_wait(plan, at_s)
-        reason = reason or self._reason_to_pause(at_s)
+        pause = "" if reason else self._reason_to_pause(at_s)
+        self.is_pausing = bool(pause) and not plan.missing
         gives_up = reason_to_wait(plan, hopes(self.run.state, self.run.inventory)) is not None
-        if reason or plan.missing:
+        if reason or pause or plan.missing:
             self.run.state = before
-            yield from self.wait(at_s, plan, reason)
+            yield from self.wait(at_s, plan, reason or pause)
             return
         placed = self.run.replicas.place(
             at_s, self.run.state, plan, self.run.living, self.run.plan_of
