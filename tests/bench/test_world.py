@@ -8,6 +8,7 @@ import pytest
 
 from gemini_lab.node import root_shell
 from gemini_lab_bench.chaos.command import parser
+from gemini_lab_bench.world.coverage import Coverage, all_marks
 from gemini_lab_bench.world.schedule import draw
 from gemini_lab_bench.world.seeds import explore, run, run_seed, shrink
 from gemini_lab_bench.world.world import WorldShape
@@ -66,8 +67,28 @@ def test_a_command_runs_seeds_and_says_which_break(capsys):
     for text in ("5:2", "x", "", ":"):
         with pytest.raises(SystemExit):
             parser().parse_args(["--simulated", text])
-    assert explore(range(2))
-    assert "2 seeds" in capsys.readouterr().out
+    assert explore(range(2), covers=True)
+    said = capsys.readouterr().out
+    assert "2 seeds" in said
+    assert "no root" in said
+    assert "marks were reached; never:" in said
+    assert parser().parse_args(["--simulated", "4:"]).simulated[:2] == range(4, 6)
+
+
+def test_what_seeds_reach_is_counted_among_all_marks_that_there_are():
+    """A mark that no list has could never count as missing."""
+    reached = Coverage()
+    for seed in range(20):
+        reached.add(run_seed(seed).coverage)
+    assert {*reached.marks} <= {*all_marks()}
+    assert "order StartWorkers" in reached.marks
+    missing = set(reached.missing())
+    assert not missing & {
+        *(f"order {kind}" for kind in ("Fence", "TakeInventory", "Persist", "Commit")),
+        "a root agent is elected while the run is running",
+        "lost (connection) while running",
+    }
+    assert reached.marks.keys().isdisjoint(missing)
 
 
 def test_schedules_are_drawn_from_their_seed():

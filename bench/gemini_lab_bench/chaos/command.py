@@ -111,7 +111,12 @@ def parser() -> argparse.ArgumentParser:
         type=seeds.parsed,
         metavar="A:B",
         help="break simulated labs of real agents instead, with these seeds, on a virtual clock; "
-        "of one seed alone, print all that happens",
+        "A: goes on until it is interrupted; of one seed alone, print all that happens",
+    )
+    options.add_argument(
+        "--coverage",
+        action="store_true",
+        help="with --simulated: print which faults struck in which phase, and what no seed reached",
     )
     options.add_argument("--replay", type=Path, metavar="FILE", help="one schedule again")
     options.add_argument("--folder", type=Path, default=Path("gemini-chaos"), help="for the runs")
@@ -164,8 +169,11 @@ def command(arguments: list[str]) -> int:
         tell(summed([CampaignResult.read(path) for path in options.table]))
         return Exit.FINISHED
     if options.simulated is not None:
-        (first, *rest) = chosen = options.simulated
-        holds = seeds.explore(chosen) if rest else seeds.show(first)
+        chosen = options.simulated
+        if chosen[1:] or options.coverage:
+            holds = seeds.explore(chosen, covers=options.coverage)
+        else:
+            holds = seeds.show(chosen[0])
         return Exit.FINISHED if holds else Exit.FAILED
     if not sys.platform.startswith("linux"):
         raise ConfigError("a campaign finds processes through /proc, so it needs Linux")

@@ -16,6 +16,8 @@ from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import ACTIVE, RootState
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
+from gemini_lab_bench.world.coverage import NO_ROOT, Coverage
+from gemini_lab_bench.world.wait_limits import WaitLimits
 
 if TYPE_CHECKING:
     from gemini_lab_bench.world.virtual_machine import VirtualMachine
@@ -52,10 +54,11 @@ class Judge:
     def __init__(self, world: "VirtualWorld") -> None:
         self.world = world
         self.trace: list[str] = []
+        self.coverage, self.waits = Coverage(), WaitLimits(world)
         self.failed, self.is_done = "", False
         self.wrong: list[str] = []
         self.heard = 0  # the newest version that a root agent in its place ever knew
-        self.has_given_up = False
+        self.has_given_up = self.has_stopped = False
         self.given_up: list[tuple[int, int]] = []  # from what on was gone, and in which epoch
         self.worker_kills = self.flips = 0
         self.left: tuple[VersionId, ...] = ()  # by rewinds of which any rank has said
@@ -106,6 +109,11 @@ class Judge:
             self._hear_root(machine, event, term)
 
     def _hear_root(self, machine: "VirtualMachine", event: events.AnyEvent, term: int) -> None:
+        shell = self._shell_of(machine)
+        if isinstance(event, events.RootElected) and shell is not None:
+            stored = self.world.value("state")
+            self.coverage.follow(shell, RootState.from_text(stored) if stored else RootState())
+        self.coverage.hear(event)
         match event:
             case events.RootElected():
                 if self._roots.setdefault(term, event.name) != event.name:
@@ -113,6 +121,10 @@ class Judge:
                 self._term = term
             case events.RecoveryStarted():
                 self._told(self._started, event)
+            case events.NodeLost() if not self.world.is_closing and self.waits.lost_though_well(
+                event, machine
+            ):
+                self.broken(f"{event.name} is well, and counts as lost: {event.cause}")
             case events.RecoveryFinished():
                 self._told(self._finished, event)
             case events.RecoveryPlanned():
@@ -146,17 +158,34 @@ class Judge:
     # -- who is root -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Learn what the root agent in its place knows."""
+        """Learn what the root agent in its place knows, and check how long waits last."""
         for _, state in self.root_states():
             self.heard = max(self.heard, state.reached.newest)
+        for text in () if self.is_done or self.failed else self.waits.look():
+            self.broken(text)
+
+    def note_epoch(self) -> None:
+        """Check that a root agent that begins an epoch reaches others: they may train well."""
+        for machine, _ in self.shells():
+            if self.waits.is_alone(machine):
+                self.broken(f"{machine.name} begins an epoch, and reaches no other agent")
 
     def shells(self) -> Iterator[tuple["VirtualMachine", RootShell]]:
         """Yield those that take themselves for root, and whose record stands."""
         record = self.world.value("root")
         for machine in self.world.machines:
-            shell = None if machine.agent is None else machine.agent._root_role.shell  # noqa: SLF001
+            shell = self._shell_of(machine)
             if not machine.is_dead and shell is not None and shell.record.to_text() == record:
                 yield machine, shell
+
+    @staticmethod
+    def _shell_of(machine: "VirtualMachine") -> RootShell | None:
+        return None if machine.agent is None else machine.agent._root_role.shell  # noqa: SLF001
+
+    @property
+    def phase(self) -> str:
+        """The phase of the root agent in its place."""
+        return next((state.phase for _, state in self.root_states()), NO_ROOT)
 
     def roots(self) -> Iterator[tuple["VirtualMachine", RootAgent]]:
         """Yield the root agent in its place."""
@@ -263,12 +292,17 @@ class Judge:
         Args:
             among: The machines whose memory counts; by default that of all.
         """
-        in_memory = self.whole_versions(among) & self._full
         in_tier = set[tuple[int, Lineage]]()
         with suppress(GeminiError):
             survey = persistent_tier(self.world.tier.url).survey()
             in_tier = {(one.version, one.lineage) for one in survey.stored}
-        return max([0, *(v for v, line in in_memory | in_tier if not is_left(v, line, self.left))])
+        there = [v for v, line in in_tier if not is_left(v, line, self.left)]
+        return max([self.newest_in_memory(among), *there])
+
+    def newest_in_memory(self, among: Sequence["VirtualMachine"] | None = None) -> int:
+        """Return the newest version in memory that all holders have had."""
+        whole = self.whole_versions(among) & self._full
+        return max([0, *(v for v, line in whole if not is_left(v, line, self.left))])
 
     def _check_plan(self, machine: "VirtualMachine", plan: events.RecoveryPlanned) -> None:
         if machine not in [one for one, _ in self.shells()]:
@@ -293,11 +327,10 @@ class Judge:
             )
 
     def _check_line(self, plan: events.RecoveryPlanned) -> None:
-        """Check that no asked agent knows of a rewind that left this version behind."""
+        """Check that no asked agent was told of a rewind that left this version behind."""
         living = {name for _, state in self.root_states() for name in state.members}
-        agents = [one.agent for one in self.world.machines if one.name in living and one.agent]
-        histories = (one.supervisor._listener.history for one in agents)  # noqa: SLF001
-        known = joined((), (left for history in histories for left in history.left))
+        told = [one for one in self.world.machines if one.name in living and not one.is_dead]
+        known = joined((), (left for one in told for left in one.left))
         lineage = Lineage(run=RUN, epoch=plan.made_in, rewinds=plan.made_after)
         if plan.version is not None and not self.flips and is_left(plan.version, lineage, known):
             self.broken(
@@ -314,6 +347,8 @@ class Judge:
                 self.broken(f"{name} may go, and {rank.process.name} trains there")
 
     def _check_failure(self, event: events.RunFailed) -> None:
+        if self.has_stopped and event.cause == "owner":
+            return
         is_own = event.reason.startswith("root=")  # a root agent of the user's own is to blame
         if is_own or (self.worker_kills < 3 and not self.world.has_lacked):
             self.broken(f"a healthy run fails: {event.reason}")

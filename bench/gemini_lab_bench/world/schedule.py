@@ -7,10 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gemini_lab.node.bulk_process import answer_to
+from gemini_lab.recovery.ailments import RULES
 from gemini_lab.recovery.messages import ListVersions, VersionsListed
-from gemini_lab.recovery.requests import DrainNode, GiveUpProgress, ResizeRun, RewindRun
+from gemini_lab.recovery.requests import (
+    DrainNode,
+    GiveUpProgress,
+    ResizeRun,
+    RewindRun,
+    SaveVersion,
+    StopRun,
+)
+from gemini_lab.units import LARGEST, most_of
 from gemini_lab_bench.world.virtual_machine import VirtualMachine
-from gemini_lab_bench.world.world import VirtualWorld, WorldShape
+from gemini_lab_bench.world.virtual_network import RESETS
+from gemini_lab_bench.world.world import MOST_MACHINES, VirtualWorld, WorldShape
 
 Happening = tuple[float, str, *tuple[int, ...]]
 """After so many seconds more, what befalls the world, and whole numbers about it."""
@@ -33,6 +43,10 @@ SHAPES: Final = (
     WorldShape(nodes=3, standbys=1, shrinks=True),
     WorldShape(nodes=2, standbys=1, workers=2),
     WorldShape(nodes=4, standbys=1, follows=True),
+    WorldShape(nodes=2, standbys=1, is_refilled=False),
+    WorldShape(nodes=3, standbys=2, has_tier=False, is_refilled=False),
+    WorldShape(nodes=6, standbys=2, persist_every=8, notice_s=8.0),
+    WorldShape(nodes=10, standbys=2, has_tier=False),
 )
 KINDS: Final[dict[str, tuple[int, ...]]] = {
     "kill": (8, 2),
@@ -40,7 +54,10 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "thaw": (8,),
     "part": (8, 2),
     "cut": (8, 8),
-    "reset": (8, 8),
+    "reset": (8, 8, 4),
+    "refuse": (8,),
+    "flap": (8, 6),
+    "cut_store": (8, 3),
     "mend": (8,),
     "store_down": (),
     "store_up": (2,),
@@ -51,6 +68,7 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "tier_hangs": (),
     "tier_full": (),
     "tier_mute": (),
+    "tier_lies": (),
     "tier_stale": (),
     "tier_apart": (8,),
     "tier_rots": (64,),
@@ -64,13 +82,20 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "kill_rank": (8,),
     "stop_rank": (8,),
     "flip": (8, 64),
-    "clock": (8, 3),
+    "clock": (8, 5),
+    "ail": (8, 3),
+    "compute_wrong": (8,),
+    "not_finite": (2,),
+    "slow_rank": (8,),
+    "none_come": (),
+    "end": (),
+    "person": (6, 5, 2),
     "kill_group": (8,),
     "freeze_group": (8,),
     "thaw_all": (),
     "mend_all": (),
     "sever": (8,),
-    "lack": (8,),
+    "lack": (8, 3),
     "regain": (8,),
     "drain": (8,),
     "term": (8,),
@@ -90,6 +115,7 @@ PHASES: Final = (
     "halfway",
 )
 """Of a run; the last one: some ranks, and not all, have a version whole of this start."""
+FLAP_S: Final = 1.5
 FOLLOW_S: Final = 10.0
 """For a phase to come."""
 TOGETHER: Final = (
@@ -106,16 +132,70 @@ TOGETHER: Final = (
     ("lease_late", "compact", "store_full", "store_up", "freeze", "kill", "answers_lost"),
 )
 """What makes trouble when it comes together."""
-IN_ORDER: Final = (
-    ("freeze_group", "give_up", "thaw_all", "kill_group"),
-    ("tier_down", "kill_group", "tier_up"),
-    ("freeze", "thaw_all", "freeze_group", "thaw_all"),
-    ("drain", "at", "fuse", "kill"),
-    ("at", "freeze", "kill_rank", "at", "thaw_all", "kill_rank", "kill"),
-    ("rewind", "kill_rank", "tier_stale", "kill_group", "tier_up"),
-    ("freeze_group", "give_up", "thaw_all", "sever", "sever", "kill_group"),
+FENCING, INVENTORY, WAITING, STARTING, RUNNING, FINISHING, HALFWAY = range(len(PHASES))
+Step = tuple[float, str, *tuple[int, ...]]
+"""After about so many seconds, what befalls the world, and the first of its numbers."""
+DRAWN: Final = -1
+"""In the place of a number that is drawn."""
+IN_ORDER: Final[tuple[tuple[Step, ...], ...]] = (
+    # What a user gave up comes back, and what displaced it is lost.
+    (
+        *((6.0, "freeze_group"), (0.0, "at", WAITING), (1.0, "give_up"), (1.0, "at", RUNNING)),
+        *((3.0, "thaw_all"), (4.0, "sever"), (3.0, "kill_group")),
+    ),
+    ((5.0, "tier_down"), (3.0, "kill_group"), (12.0, "tier_up")),
+    ((5.0, "freeze"), (4.0, "thaw_all"), (0.0, "at", HALFWAY), (0.0, "freeze_group")),
+    ((4.0, "drain"), (0.0, "at"), (0.0, "fuse"), (0.0, "kill")),
+    (
+        *((0.0, "at", HALFWAY), (0.0, "freeze"), (0.0, "kill_rank"), (0.0, "at", HALFWAY)),
+        *((0.0, "thaw_all"), (0.0, "kill_rank"), (0.0, "kill")),
+    ),
+    # A rewind that no root agent hears of; then memory is lost, and the tier has what it left.
+    (
+        (6.0, "tier_full"),
+        (2.0, "kill", ROOT, 1),
+        (0.3, "rewind"),
+        (9.0, "kill_group"),
+        (1.0, "tier_up"),
+    ),
+    (
+        (4.0, "rewind"),
+        (2.0, "kill_rank"),
+        (0.0, "tier_stale"),
+        (3.0, "kill_group"),
+        (9.0, "tier_up"),
+    ),
+    # A machine that was excluded is the last one.
+    ((4.0, "lack", 1, 0), (0.0, "kill_rank", 1), (9.0, "regain", 1), (4.0, "kill", 0, 1)),
+    # Nodes that stood by have an old version, and those with a newer one fall silent.
+    (
+        *((3.0, "drain", 0), (7.0, "drain", 1), (14.0, "at", RUNNING)),
+        *((9.0, "freeze_group"), (0.0, "kill", ROOT), (15.0, "thaw_all")),
+    ),
+    # Silent nodes return to a run that has waited for long.
+    ((5.0, "freeze_group"), (50.0, "thaw_all")),
+    ((5.0, "store_down"), (14.0, "store_up", 0), (6.0, "store_down"), (9.0, "store_up")),
+    ((5.0, "part", ROOT, 1), (60.0, "mend_all")),
+    ((5.0, "cut_store"), (12.0, "mend_all"), (0.0, "kill_rank")),
+    ((5.0, "part"), (9.0, "mend_all"), (2.0, "kill")),
+    ((4.0, "fuse", DRAWN, 0), (0.0, "kill_rank")),
+    ((4.0, "fuse", DRAWN, 0), (0.0, "kill")),
+    ((6.0, "end"), (0.0, "at", FINISHING)),
+    (
+        (6.0, "tier_hangs"),
+        (0.0, "end"),
+        (0.0, "at", FINISHING),
+        (2.0, "kill", ROOT),
+        (9.0, "tier_up"),
+    ),
+    ((4.0, "resize"), (0.5, "fuse"), (3.0, "kill")),
+    ((4.0, "ask_rewind"), (0.1, "fuse"), (3.0, "kill_rank")),
+    ((5.0, "not_finite"), (9.0, "not_finite", 0), (3.0, "kill")),
+    ((0.0, "slow_rank"), (20.0, "kill")),
 )
 """What must come one after the other."""
+STRIKES: Final = (0.0, 0.0, 0.003, 0.02, 0.1, 0.5)
+"""Seconds after a phase has begun."""
 
 
 def draw(seed: int) -> tuple[WorldShape, tuple[Happening, ...]]:
@@ -125,18 +205,30 @@ def draw(seed: int) -> tuple[WorldShape, tuple[Happening, ...]]:
     kinds = list(rng.choice(TOGETHER))
     if rng.random() < 0.5:
         kinds = rng.sample([*KINDS], rng.randint(2, 8))
-    chosen = [*rng.choice(IN_ORDER)] if rng.random() < 0.2 else []
-    chosen += [rng.choice(kinds) for _ in range(rng.randint(1, 9))]
     happenings: list[Happening] = []
-    for kind in chosen:
-        numbers = [rng.randrange(most) for most in KINDS[kind]]
-        if numbers and KINDS[kind][0] == 8 and rng.random() < 0.35:
-            numbers[0] = ROOT
+    if rng.random() < 0.35:
+        for wait_s, kind, *first in rng.choice(IN_ORDER):
+            numbers = [n if n != DRAWN else _drawn(rng, kind)[i] for i, n in enumerate(first)]
+            numbers += _drawn(rng, kind)[len(first) :]
+            happenings.append((round(wait_s * rng.uniform(0.8, 1.2), 3), kind, *numbers))
+    for _ in range(rng.randint(1, 9)):
+        kind = rng.choice(kinds)
         wait_s = rng.choice((0.0, 0.01, 0.1, 0.5, 2.0, 5.0, 12.0)) * rng.uniform(0.5, 1.5)
-        happenings.append((round(wait_s, 3), kind, *numbers))
+        if kind != "at" and rng.random() < 0.2:
+            happenings.append((round(wait_s, 3), "at", *_drawn(rng, "at")))
+            wait_s = rng.choice(STRIKES)
+        happenings.append((round(wait_s, 3), kind, *_drawn(rng, kind)))
     first_s = round(rng.uniform(1.0, 9.0), 3)
-    happenings[0] = (first_s, *happenings[0][1:])
+    happenings[0] = (max(first_s, happenings[0][0]), *happenings[0][1:])
     return shape, tuple(happenings)
+
+
+def _drawn(rng: random.Random, kind: str) -> list[int]:
+    """Return numbers for what befalls a world; often it befalls the root agent's machine."""
+    numbers = [rng.randrange(most) for most in KINDS[kind]]
+    if numbers and KINDS[kind][0] == 8 and rng.random() < 0.35:
+        numbers[0] = ROOT
+    return numbers
 
 
 class BefallenWorld:
@@ -154,6 +246,7 @@ class BefallenWorld:
         self.schedule = tuple(schedule)
         self._chosen: tuple[int, ...] = ()
         self._halfway = 0  # the epoch in which a version was halfway last
+        self._is_settled = False
         self.world = VirtualWorld(seed, shape)
         self.world.strike_root = self._strike_root
 
@@ -165,6 +258,7 @@ class BefallenWorld:
             if judge.is_done or judge.failed or judge.wrong:
                 break
             judge.note(f"happens: {kind} {numbers}")
+            judge.coverage.strike(kind, judge.phase)
             if kind == "at":
                 await self._follow(PHASES[numbers[0]])
                 continue
@@ -223,10 +317,11 @@ class BefallenWorld:
         world.network.slow_s = world.store.watch_delay_s = world.store.loses_answers = 0.0
         world.store.late_s = 0.0
         world.fuse = None
+        self._is_settled = True
         alive = [one for one in world.machines if not (one.is_dead or one in world.drained)]
         well = [one for one in alive if one.process.runs]
         rest = [one for one in alive if one not in well]
-        nodes = max(world.shape.nodes, world.nodes_asked, 2)
+        nodes = max(world.shape.nodes, min(world.nodes_asked, MOST_MACHINES), 2)
         rng.shuffle(well)  # the root agent may be outside
         core = [world.machines[number] for number in self._chosen] or (well + rest)[:nodes]
         if self.heals_all:
@@ -237,23 +332,24 @@ class BefallenWorld:
             core.append(world.bring())
         numbers = [world.machines.index(one) for one in core]
         for machine in () if self._chosen else others:
-            self._ail(rng, world.machines.index(machine), numbers)
+            self._weaken(rng, world.machines.index(machine), numbers)
         for machine in core:
             machine.thaw()
-            machine.lacks = False
+            machine.recover()
             for rank in machine.ranks:
                 rank.process.go_on("stopped")
         names = {one.name for one in core} | {"store", "lab"}
         for one in core:
             world.network.mend_among(one.name, names)
         world.core = core
-        world.loop.after(rng.choice((0.0, 0.0, AILS_S)), self._end_training)
+        world.loop.after(rng.choice((0.0, 0.0, AILS_S)), self._end)
         world.judge.note(f"core: {[one.name for one in core]}")
 
-    def _end_training(self) -> None:
+    def _end(self) -> None:
+        """Have the script end after this iteration."""
         self.world.is_ending = True
 
-    def _ail(self, rng: random.Random, number: int, core: Sequence[int]) -> None:
+    def _weaken(self, rng: random.Random, number: int, core: Sequence[int]) -> None:
         """Have a machine be unwell for ever: frozen, cut off, or unheard by some of the core."""
         match rng.randrange(5):
             case 0:
@@ -308,10 +404,40 @@ class BefallenWorld:
         """Lose all that goes from one machine to another, in this direction alone."""
         self.world.network.cut(self._machine(sender).name, self._machine(receiver).name)
 
-    def _reset(self, first: int, second: int) -> None:
-        self.world.network.reset(self._machine(first).name, self._machine(second).name)
+    def _cut_store(self, number: int, direction: int) -> None:
+        """Cut a machine off from the store alone, in one direction or both."""
+        name = self._machine(number).name
+        if direction != 1:
+            self.world.network.cut(name, "store")
+        if direction != 2:
+            self.world.network.cut("store", name)
+
+    def _reset(self, first: int, second: int, how: int = 0) -> None:
+        names = self._machine(first).name, self._machine(second).name
+        self.world.network.reset(*names, RESETS[how])
+        self.world.judge.waits.touch(*names)
+
+    def _refuse(self, number: int) -> None:
+        """Have a firewall refuse new connections to a machine."""
+        self._machine(number).net.refuses = True
+
+    def _flap(self, number: int, times: int) -> None:
+        """Cut a machine off and back again, some times in turn."""
+        if self._is_settled:
+            return
+        machine = self._machine(number)
+        self._part(self.world.machines.index(machine), 1)
+        self.world.loop.after(FLAP_S, self._flap_back, machine, times)
+
+    def _flap_back(self, machine: VirtualMachine, times: int) -> None:
+        if not self._is_settled:
+            self.world.network.mend(machine.name)
+            if times:
+                number = self.world.machines.index(machine)
+                self.world.loop.after(FLAP_S, self._flap, number, times - 1)
 
     def _mend(self, number: int) -> None:
+        self._machine(number).net.refuses = False
         self.world.network.mend(self._machine(number).name)
 
     def _store_down(self) -> None:
@@ -344,6 +470,9 @@ class BefallenWorld:
 
     def _tier_mute(self) -> None:
         self.world.tier.is_mute = True
+
+    def _tier_lies(self) -> None:
+        self.world.tier.lies = True
 
     def _tier_stale(self) -> None:
         """Have the tier list what it has now, as a cached folder does."""
@@ -438,12 +567,62 @@ class BefallenWorld:
             if rank.process.runs:
                 rank.sever()
 
-    def _lack(self, number: int) -> None:
-        """Have no process start on a machine any more."""
-        self._machine(number).lacks = self.world.has_lacked = True
+    def _lack(self, number: int, what: int = 0) -> None:
+        """Have a machine lack processes, descriptors or memory."""
+        machine = self._machine(number)
+        self.world.has_lacked = True
+        if what == 0:
+            machine.lacks = True
+        elif what == 1:
+            machine.net.opens = False
+        else:
+            machine.has_memory = False
 
     def _regain(self, number: int) -> None:
-        self._machine(number).lacks = False
+        self._machine(number).recover()
+
+    def _ail(self, number: int, fault: int) -> None:
+        """Have a machine tell of a fault; after most it is to be left."""
+        machine = self._machine(number)
+        machine.ailing = ("machine_memory", "gpu_failed", "clock")[fault]
+        if RULES[machine.ailing].drains:
+            self.world.drained.append(machine)
+
+    def _compute_wrong(self, number: int) -> None:
+        machine = self._machine(number)
+        machine.is_wrong = True
+        self.world.drained.append(machine)
+
+    def _not_finite(self, lasts: int) -> None:
+        """Have the loss be no number, for good or until this comes again."""
+        self.world.is_finite = not (lasts or self.world.is_finite)
+
+    def _slow_rank(self, number: int) -> None:
+        """Have the workers of a machine take three times as long."""
+        self._machine(number).slowness = 3.0
+
+    def _none_come(self) -> None:
+        """Have the provider say that no machine comes."""
+        self.world.owner.say_none_come()
+
+    def _person(self, verb: int, size: int, again: int) -> None:
+        """Have a user ask something, with a number of any size, once or twice."""
+        steps, nodes = (1, 2, 7, 1000, LARGEST)[size], (1, 2, 5, 1000, int(most_of("nodes")))[size]
+        request = (
+            StopRun(),
+            SaveVersion(),
+            GiveUpProgress(),
+            RewindRun(steps=steps, skip=bool(again)),
+            ResizeRun(nodes=nodes),
+            DrainNode(node=("node-99", "x" * 200)[again]),
+        )[verb]
+        judge = self.world.judge
+        judge.has_stopped |= isinstance(request, StopRun)
+        judge.has_given_up |= isinstance(request, GiveUpProgress)
+        if isinstance(request, ResizeRun):
+            self.world.nodes_asked = max(self.world.nodes_asked, nodes)
+        for _ in range(1 + again):
+            self.world.owner.ask(request)
 
     def _drain(self, number: int) -> None:
         machine = self._machine(number)
@@ -476,4 +655,5 @@ class BefallenWorld:
         self.befall(how, ROOT, *numbers.get(how, ()))
 
     def _clock(self, number: int, step: int) -> None:
-        self._machine(number).set_by_s += (-3600.0, 1.0, 86400.0)[step]
+        by_s, drift = ((-3600.0, 0.0), (1.0, 0.0), (86400.0, 0.0), (0.0, 0.2), (0.0, -0.2))[step]
+        self._machine(number).set_clock(by_s, drift=drift)

@@ -3,13 +3,15 @@
 import argparse
 import asyncio
 import hashlib
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from gemini_lab.display import tell
+from gemini_lab_bench.world.coverage import Coverage
 from gemini_lab_bench.world.schedule import BefallenWorld, Happening, draw
 from gemini_lab_bench.world.virtual_loop import StandstillError
 from gemini_lab_bench.world.world import WorldShape
@@ -32,6 +34,7 @@ class Ran:
     wrong: tuple[str, ...]  # what did not hold; empty if all did
     trace: tuple[str, ...]
     virtual_s: float  # how long it took in the world
+    coverage: Coverage  # what it reached
 
     @property
     def digest(self) -> str:
@@ -86,6 +89,7 @@ def _run_alone(one: BefallenWorld) -> Ran:
         wrong=tuple(world.judge.wrong),
         trace=tuple(world.judge.trace),
         virtual_s=world.loop.time(),
+        coverage=world.judge.coverage,
     )
     world.end()
     return ran
@@ -124,34 +128,44 @@ def _kind(ran: Ran) -> list[str]:
 
 
 def parsed(text: str) -> range:
-    """Return the seeds that `A:B`, or one number, names.
+    """Return the seeds that `A:B`, `A:` without an end, or one number, names.
 
     Raises:
         ArgumentTypeError: It names none.
     """
     first, _, end = text.partition(":")
-    if first.isdecimal() and (end.isdecimal() or ":" not in text) and len(text) < 40:
-        seeds = range(int(first), int(end) if end else int(first) + 1)
+    if first.isdecimal() and (end.isdecimal() or not end) and len(text) < 40:
+        last = sys.maxsize if ":" in text else int(first) + 1
+        seeds = range(int(first), int(end) if end else last)
         if seeds:
             return seeds
-    raise argparse.ArgumentTypeError(f"{text!r} names no seeds; give A:B, as 0:1000, or one number")
+    raise argparse.ArgumentTypeError(f"{text!r} names no seeds; give A:B, A: or one number")
 
 
-def explore(seeds: Iterable[int]) -> bool:
-    """Run seeds, and tell which break; return whether all hold."""
+def explore(seeds: Iterable[int], *, covers: bool = False) -> bool:
+    """Run seeds until all have run or a user interrupts; return whether all hold.
+
+    Args:
+        seeds: Which.
+        covers: Whether to tell what they reached, and what none of them did.
+    """
     began_s = told_s = time.monotonic()
-    tried, virtual_s, broken = 0, 0.0, list[int]()
-    for seed in seeds:
-        ran = run_seed(seed)
-        tried, virtual_s = tried + 1, virtual_s + ran.virtual_s
-        if ran.wrong:
-            broken.append(seed)
-            smallest = shrink(ran)
-            tell(f"seed {seed} breaks: {smallest.wrong[0]}")
-            tell(f"  {smallest.shape}\n  {smallest.schedule}")
-        if (now_s := time.monotonic()) > told_s + TOLD_S:
-            told_s = now_s
-            tell(f"{tried} seeds, the last is {seed}")
+    tried, virtual_s, broken, reached = 0, 0.0, list[int](), Coverage()
+    with suppress(KeyboardInterrupt):
+        for seed in seeds:
+            ran = run_seed(seed)
+            tried, virtual_s = tried + 1, virtual_s + ran.virtual_s
+            reached.add(ran.coverage)
+            if ran.wrong:
+                broken.append(seed)
+                smallest = shrink(ran)
+                tell(f"seed {seed} breaks: {smallest.wrong[0]}")
+                tell(f"  {smallest.shape}\n  {smallest.schedule}")
+            if (now_s := time.monotonic()) > told_s + TOLD_S:
+                told_s = now_s
+                tell(f"{tried} seeds, the last is {seed}")
+    for line in reached.lines() if covers else ():
+        tell(line)
     tell(
         f"{tried} seeds, {virtual_s / 3600:.1f} hours of simulated time in "
         f"{time.monotonic() - began_s:.0f} s; {len(broken)} broke: {broken or 'none'}"

@@ -1,13 +1,15 @@
 """A simulated machine: what an agent uses of it, with real slabs and the real persistent tier."""
 
 import asyncio
+import errno
 import os
 import random
 import signal
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from gemini_lab.log.events import Network
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Network, Rewound
 from gemini_lab.memory.free import MEASURE, FreeMemory
 from gemini_lab.memory.slab import Slab
 from gemini_lab.node.agent import Agent
@@ -19,8 +21,11 @@ from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdClient, Values
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.start_config import AgentConfig
+from gemini_lab.recovery.ailments import MachineFault
+from gemini_lab.recovery.discarded_versions import joined, left_of
 from gemini_lab.recovery.messages import (
     BulkRequest,
+    EventSaid,
     ListVersions,
     Message,
     Preload,
@@ -32,6 +37,7 @@ from gemini_lab.recovery.messages import (
     WriteManifest,
     WriteShards,
 )
+from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab_bench.world.virtual_loop import VirtualProcess
@@ -51,20 +57,28 @@ class VirtualMachine(AgentMachine):
     Attributes:
         is_dead: Whether its memory is gone.
         lacks: Whether no process can be started on it.
+        has_memory: Whether more memory can be taken on it.
+        ailing: The fault that it tells of; empty without one.
+        is_wrong: Whether it computes wrong.
+        left: What rewinds left behind, of which its workers have told its agent.
+        slowness: How many times longer its workers compute than others.
     """
 
     def __init__(self, world: "VirtualWorld", name: str) -> None:
         self.world, self.name = world, name
         self.net = world.network.add(name)
         self.random = random.Random(f"{world.seed} {name}")
-        self.is_dead = self.lacks = False
-        self.set_by_s = 0.0
+        self.is_dead = self.lacks = self.is_wrong = False
+        self.has_memory = True
+        self.ailing, self.slowness = "", 1.0
+        self.left: tuple[VersionId, ...] = ()
+        self._set_by_s, self._drift, self._drifts_since_s = 0.0, 0.0, 0.0
         self.process = self.new_process(name)
         self.processes = [self.process]
         self.ranks: list[VirtualRank] = []
         self.bulk = VirtualBulk(self)
         self.host = self._new_host
-        self.faults = list
+        self.faults = self._told_faults
         self.agent: Agent | None = None
 
     def new_process(self, name: str) -> VirtualProcess:
@@ -126,6 +140,21 @@ class VirtualMachine(AgentMachine):
         for process in (self.process, *(rank.process for rank in self.ranks)):
             process.stop("frozen")
 
+    def set_clock(self, by_s: float, *, drift: float) -> None:
+        """Set the clock, and have it go wrong from then on.
+
+        Args:
+            by_s: How far it is set ahead.
+            drift: Seconds by which it gains in a second.
+        """
+        self._set_by_s = self.wall_s() - 1e9 - self.world.loop.time() + by_s
+        self._drift, self._drifts_since_s = drift, self.world.loop.time()
+
+    def recover(self) -> None:
+        """Have whatever processes and connections need."""
+        self.lacks = self.net.refuses = False
+        self.has_memory = self.net.opens = True
+
     def thaw(self) -> None:
         """Continue every process."""
         for process in (self.process, *(rank.process for rank in self.ranks)):
@@ -140,7 +169,11 @@ class VirtualMachine(AgentMachine):
         return self.world.loop.time()
 
     def wall_s(self) -> float:  # type: ignore[override]
-        return 1e9 + self.world.loop.time() + self.set_by_s
+        now_s = self.world.loop.time()
+        return 1e9 + now_s + self._set_by_s + self._drift * (now_s - self._drifts_since_s)
+
+    def _told_faults(self) -> list[MachineFault]:
+        return [MachineFault(self.ailing, "as simulated")] if self.ailing else []
 
     def address_towards(self, endpoint: str) -> str:
         del endpoint
@@ -148,6 +181,8 @@ class VirtualMachine(AgentMachine):
 
     def open_port(self, ip: str, *, waiting: int) -> Any:
         del waiting
+        if not self.net.opens:
+            raise OSError(errno.EMFILE, "Too many open files")
         self.net.next_port += 1
         return _Port(ip, self.net.next_port)
 
@@ -176,7 +211,7 @@ class VirtualMachine(AgentMachine):
         return None if make is None else make(packed, state=state, at_s=at_s)
 
     def free_memory(self) -> FreeMemory:
-        return MEMORY
+        return MEMORY if self.has_memory else FreeMemory(size_bytes=0, bound_by="the machine")
 
     def kernel_kills(self) -> int:
         return 0
@@ -293,6 +328,10 @@ class VirtualHost(WorkerHost):
                     worker.status = "finished"
                 case ScriptError():
                     worker.error = message
+                case EventSaid(entry=Entry(event=Rewound() as said)):
+                    machine = self._machine
+                    run = self._of(worker).start.order.run
+                    machine.left = joined(machine.left, [left_of(said, run=run)])
             self._on_message(worker, message, [])
 
     def end(self, worker: Worker, code: int) -> None:
@@ -339,6 +378,8 @@ class VirtualBulk(BulkProcesses):
         self, request: BulkRequest, kind: type[Answer], give: Callable[[], list[int]] = list
     ) -> tuple[Answer, list[int]]:
         await asyncio.sleep(self._machine.random.uniform(0.001, 0.02))
+        if not self._machine.net.opens:
+            raise OSError(errno.EMFILE, "Too many open files")
         slabs: list[Slab] = []
         tier = self._machine.world.tier
         fds = give()

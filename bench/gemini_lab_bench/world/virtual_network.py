@@ -15,6 +15,10 @@ HIGH_BYTES: Final = 64 * 2**10
 """Of what a receiver has not taken, before its sender is told to pause."""
 SYN_S: Final = 127.0
 """In which Linux gives up a connection that nothing answers."""
+RESETS: Final = ("at once", "amid a frame", "after all has arrived", "at one end")
+"""How a connection breaks. Amid a frame: half of what was on its way arrives. After all has
+arrived: its sender does not know, and says it again. At one end: the other learns of it when it
+writes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -24,6 +28,8 @@ class NetworkHost:
     name: str
     ip: str
     has_power: bool = True  # whether its kernel answers; without, packets to it vanish
+    refuses: bool = False  # whether a firewall refuses connections to it
+    opens: bool = True  # whether a descriptor is left with which to open a connection
     ports: dict[int, "_Server"] = field(default_factory=dict)  # who listens where
     next_port: int = 20000
 
@@ -87,11 +93,24 @@ class VirtualNetwork:
         for end in [one for one in self._ends if one.process is process]:
             end.vanish()
 
-    def reset(self, first: str, second: str) -> None:
-        """Break all connections between two machines, as a firewall that forgets them does."""
-        for end in list(self._ends):
-            if {end.host.name, end.other.host.name} == {first, second}:
-                end.fail(ConnectionResetError(errno.ECONNRESET, "reset"))
+    def reset(self, first: str, second: str, how: str = RESETS[0]) -> None:
+        """Break all connections between two machines, as a firewall that forgets them does.
+
+        Args:
+            first: A machine; its end breaks alone if one end is to.
+            second: Another one.
+            how: One of `RESETS`.
+        """
+        ends = [
+            one for one in self._ends if {one.host.name, one.other.host.name} == {first, second}
+        ]
+        if how in RESETS[1:3]:
+            for end in ends:
+                end.flush(is_cut=how == RESETS[1])
+        for end in ends:
+            if how != RESETS[3] or end.host.name == first:
+                error = ConnectionResetError(errno.ECONNRESET, "reset")
+                self.loop.soon(end.process, end.fail, error)
 
     def delay_s(self) -> float:
         """Return how long a packet takes."""
@@ -120,10 +139,13 @@ class VirtualNetwork:
         Raises:
             ConnectionRefusedError: Nothing listens there.
             TimeoutError: Nothing answers.
+            OSError: The machine has no descriptor left.
         """
         process = this_process()
         assert process is not None
         here, there = self.place_of[process], self.hosts[ip]
+        if not here.opens:
+            raise OSError(errno.EMFILE, "Too many open files")
         began_s = self.loop.time()
         while not (self.is_open(here, there) and self.is_open(there, here)):
             if self.loop.time() - began_s > SYN_S:
@@ -131,7 +153,7 @@ class VirtualNetwork:
             await asyncio.sleep(1.0)  # the kernel asks again
         await asyncio.sleep(self.delay_s())
         server = there.ports.get(port)
-        if server is None or server.process.is_gone:
+        if server is None or server.process.is_gone or (there.refuses and here is not there):
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nothing listens there")
         ours, theirs = _End(self, process, here), _End(self, server.process, there)
         ours.other, theirs.other = theirs, ours
@@ -278,11 +300,29 @@ class _End(asyncio.Transport):
             return
         self._arrives_s = 0.0
         if self._queue and self._hears():  # else it is sent again once the way is open
-            while self._queue:  # what was written together arrives together
-                data = self._queue.popleft()
-                self._network.loop.soon(self.other.process, self.other.take, data)
+            if self._network.slow_s and len(first := self._queue[0] or b"") > 1:
+                self._queue[0] = first[: len(first) // 2]  # a slow way carries a frame in parts
+                self._queue.insert(1, first[len(first) // 2 :])
+                self._give()
+                self.push()
+                return
+            self.flush()
             if self._is_lost:
                 self._network.forget(self)
+
+    def flush(self, *, is_cut: bool = False) -> None:
+        """Have all that is on its way arrive, if the way is open.
+
+        Args:
+            is_cut: Whether half of the first part arrives, and nothing more.
+        """
+        if is_cut and self._queue:
+            self._queue = deque([(self._queue[0] or b"")[: len(self._queue[0] or b"") // 2]])
+        while self._queue and self._hears():  # what was written together arrives together
+            self._give()
+
+    def _give(self) -> None:
+        self._network.loop.soon(self.other.process, self.other.take, self._queue.popleft())
 
     def _hears(self) -> bool:
         return self._network.is_open(self.host, self.other.host)

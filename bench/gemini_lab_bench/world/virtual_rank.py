@@ -51,12 +51,16 @@ if TYPE_CHECKING:
 
 PAYLOAD: Final = struct.Struct("<QQQ40x")
 """A shard's bytes: the state, the version, the rank."""
+HALF_BYTES: Final = 12
+"""Of these, which are written before the rest: a rank may be killed in between."""
 CHUNK_BYTES: Final = 64
 FIRST_STATE: Final = 1
 NEVER: Final = (-1, -1)
 """The moment of a rank that has no version whole: how often it went back, and a version."""
 WORD_S: Final = 0.2
 """In which a rank whose collective failed waits for the word that another one is lost."""
+WRONG_S: Final = 600.0
+"""In which ranks are ended that have said which machine computes wrong."""
 SEVERED_S: Final = 5.0
 """The same, after it has said that a connection broke."""
 
@@ -350,6 +354,15 @@ class VirtualRank:
                 offers |= {(copy.version, copy.lineage)} if is_good else set()
         found = set.intersection(*await self.job.meet(self, ("offers", self.moment), offers))
         if not found:
+            self._event(
+                events.RewindFailed(
+                    rank=self.start.rank,
+                    epoch=self.start.epoch,
+                    iteration=self.version,
+                    cause="person",
+                    reason="no memory has it",
+                )
+            )
             return False
         version, lineage = max(found)
         iteration, data = self.version, self._slab.snapshot(self.start.rank, version, lineage)
@@ -537,8 +550,10 @@ class VirtualRank:
         states = await self.job.meet(self, ("begun", moment), self.state)
         self.world.judge.mixed(self, states)
         for shard, buffer in buffers.items():
-            await asyncio.sleep(self.machine.random.uniform(0, 0.05))
-            buffer.data[: PAYLOAD.size] = memoryview(PAYLOAD.pack(states[shard], version, shard))
+            data = memoryview(PAYLOAD.pack(states[shard], version, shard))
+            for part in (slice(0, HALF_BYTES), slice(HALF_BYTES, PAYLOAD.size)):
+                await asyncio.sleep(self.machine.random.uniform(0, 0.025))
+                buffer.data[part] = data[part]
             buffer.seal(PAYLOAD.size)
             self.world.judge.sealed(version, lineage, states[shard])
         self.whole = moment
@@ -583,9 +598,14 @@ class VirtualRank:
                 inputs=events.Inputs(batch=f"{self.version}", random={}, ranks=self.job.size),
             )
         )
-        await asyncio.sleep(self.machine.random.uniform(0.2, 0.6) * self.world.shape.pace)
-        states = await self.job.meet(self, ("update", self.moment), self.state)
-        self.world.judge.mixed(self, states)
+        work_s = self.machine.random.uniform(0.2, 0.6) * self.world.shape.pace
+        await asyncio.sleep(work_s * self.machine.slowness)
+        mine = self.state, self.machine.name if self.machine.is_wrong else ""
+        given = await self.job.meet(self, ("update", self.moment), mine)
+        self.world.judge.mixed(self, [state for state, _ in given])
+        wrong = tuple(sorted({name for _, name in given if name}))
+        if wrong and len(self.start.seats.members) > len(wrong) + 1:  # others can outvote them
+            await self._say_wrong(wrong)
         self.version += 1
         self.state = next_state(self.state, self.start.epoch, self.rewinds)
         self.moved()
@@ -596,8 +616,30 @@ class VirtualRank:
                 iteration=self.version,
                 duration_s=self.world.loop.time() - began_s,
                 waited_s=0.0,
+                work_s=work_s * self.machine.slowness,
+                values={"loss": 1.0 if self.world.is_finite else float("nan")},
             )
         )
+
+    async def _say_wrong(self, nodes: tuple[str, ...]) -> NoReturn:
+        """Say which machines compute wrong, and stand still, as `engine.verify` does."""
+        said = events.WrongSums(
+            rank=self.start.rank,
+            epoch=self.start.epoch,
+            iteration=self.version + 1,
+            work="gradient",
+            ranks=(),
+            nodes=nodes,
+            suspects=(),
+            replays=2,
+            version=self.version,
+            goes_back=True,
+            rewinds=self.rewinds,
+        )
+        self._event(said)
+        self._doing = "paused"
+        await asyncio.sleep(WRONG_S)
+        raise RejectedError
 
     def sever(self) -> None:
         """Break this rank's connections to the others; all live."""

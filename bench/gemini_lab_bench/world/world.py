@@ -10,14 +10,14 @@ from typing import Final
 import fsspec
 import msgspec
 
-from gemini_lab.errors import GeminiError, LaunchError
+from gemini_lab.errors import GeminiError, IntegrityError, LaunchError
 from gemini_lab.job import Job
 from gemini_lab.node.agent_machine import MakeRoot
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.node.sealed_store import SEAL_CHARACTERS, Sealed
-from gemini_lab.node.start_config import LAB_KEY, AgentConfig, LabRecord
+from gemini_lab.node.start_config import LAB_KEY, NONE_COME_KEY, AgentConfig, LabRecord
 from gemini_lab.recovery.messages import (
     BulkRequest,
     CloseLab,
@@ -51,6 +51,8 @@ FOLLOWING: Final[dict[str, SettingValue]] = {
     "adapt_pause_s": 2.0,
 }
 """Settings with which one failure of a node is reason enough to have copies placed again."""
+MOST_MACHINES: Final = 16
+"""Which an operator has, whatever a user asks for."""
 RACKS: Final = {f"node-{number}": "ab"[number // 2 % 2] for number in range(40)}
 
 
@@ -70,6 +72,7 @@ class WorldShape:
     is_refilled: bool = True
     follows: bool = False  # whether copies follow the risk
     pace: float = 1.0  # how many times longer an iteration is than usual
+    notice_s: float = 0.0  # between the word that a machine is to go and its end
 
 
 class VirtualTier:
@@ -80,6 +83,7 @@ class VirtualTier:
         hangs: Whether it does not even say that.
         is_full: Whether it takes nothing more.
         is_mute: Whether it lists what it has, and returns nothing of it.
+        lies: Whether what it returns differs from its checksums.
         listed: What it lists instead of what it has, if it lists late.
         only: The one machine that reaches it; `None` if all do.
     """
@@ -92,6 +96,7 @@ class VirtualTier:
     def recover(self) -> None:
         """Be well."""
         self.is_up, self.hangs, self.is_full, self.is_mute = True, False, False, False
+        self.lies = False
         self.listed: VersionsListed | None = None
         self.only: VirtualMachine | None = None
 
@@ -129,6 +134,8 @@ class VirtualTier:
             raise GeminiError("the store does not answer: 503")
         if self.is_mute and request is None:
             raise GeminiError("the store does not return what it lists")
+        if self.lies and request is None:
+            raise IntegrityError("what the store returns differs from its checksums")
         is_read = request is None or isinstance(request, ListVersions)
         if self.is_full and not is_read:
             raise GeminiError("the store is full")
@@ -157,6 +164,7 @@ class VirtualWorld:
         self.core: list[VirtualMachine] = []
         self.jobs: dict[tuple[int, str], RankGroup] = {}
         self.is_ending = self.is_closing = self.has_lacked = False
+        self.is_finite = True  # whether losses are numbers
         self.nodes_asked = shape.nodes
         self.drained: list[VirtualMachine] = []
         self.fuse: tuple[int, str] | None = None  # writes of the root's state, and what then
@@ -191,7 +199,14 @@ class VirtualWorld:
             threads=None,
         )
         machine.start_agent(
-            AgentConfig(name=machine.name, token=TOKEN, etcd=self._etcd, prefix=PREFIX, lab=record)
+            AgentConfig(
+                name=machine.name,
+                token=TOKEN,
+                etcd=self._etcd,
+                prefix=PREFIX,
+                lab=record,
+                notice_s=self.shape.notice_s,
+            )
         )
         return machine
 
@@ -207,7 +222,7 @@ class VirtualWorld:
     def most_machines(self) -> int:
         """Return how many machines an operator brings."""
         standbys = self.shape.standbys if self.shape.is_refilled else 0
-        return max(self.shape.nodes + standbys, self.nodes_asked)
+        return max(self.shape.nodes + standbys, min(self.nodes_asked, MOST_MACHINES))
 
     def named(self, name: str) -> VirtualMachine:
         """Return the machine of this name."""
@@ -219,6 +234,8 @@ class VirtualWorld:
 
     def note_write(self, key: bytes) -> None:
         """Burn the fuse with each state that a root agent stores."""
+        if key == f"{PREFIX}/epoch".encode():
+            self.judge.note_epoch()
         if self.fuse is None or key != f"{PREFIX}/state".encode():
             return
         left, how = self.fuse
@@ -361,6 +378,10 @@ class VirtualOwner:
                 stored = StoredRequest.following(items, 1, request, now_ns=1)
                 return await self._client.put(request.key, stored.to_text())
             await asyncio.sleep(0.2)
+
+    def say_none_come(self) -> None:
+        """Say that no machine comes, as a provider does."""
+        self.process.start(self._put(NONE_COME_KEY, f"{self.world.loop.time()}"))
 
     def close(self) -> None:
         """End the lab: the agents that are not connected see that its key is gone."""
