@@ -21,8 +21,9 @@ from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdClient, Values
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.start_config import AgentConfig
+from gemini_lab.node.supervisor import joined
 from gemini_lab.recovery.ailments import MachineFault
-from gemini_lab.recovery.discarded_versions import joined, left_of
+from gemini_lab.recovery.discarded_versions import left_of
 from gemini_lab.recovery.messages import (
     BulkRequest,
     EventSaid,

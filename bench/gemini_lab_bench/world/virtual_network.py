@@ -15,8 +15,8 @@ HIGH_BYTES: Final = 64 * 2**10
 """Of what a receiver has not taken, before its sender is told to pause."""
 SYN_S: Final = 127.0
 """In which Linux gives up a connection that nothing answers."""
-RESETS: Final = ("at once", "amid a frame", "after all has arrived", "at one end")
-"""How a connection breaks. Amid a frame: half of what was on its way arrives. After all has
+RESETS: Final = ("at once", "in a frame", "after all has arrived", "at one end")
+"""How a connection breaks. In a frame: half of what was on its way arrives. After all has
 arrived: its sender does not know, and says it again. At one end: the other learns of it when it
 writes."""
 
