@@ -21,7 +21,6 @@ from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdClient, Values
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.start_config import AgentConfig
-from gemini_lab.node.supervisor import joined
 from gemini_lab.recovery.ailments import MachineFault
 from gemini_lab.recovery.discarded_versions import left_of
 from gemini_lab.recovery.messages import (
@@ -38,7 +37,7 @@ from gemini_lab.recovery.messages import (
     WriteManifest,
     WriteShards,
 )
-from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.plan import VersionId, joined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab_bench.world.virtual_loop import VirtualProcess
