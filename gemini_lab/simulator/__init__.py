@@ -1,14 +1,13 @@
 """The same placements, schedules and plans at a thousand machines.
 
-    questions       what_if (`plan`) by forecast, money, sensitivity and interval; simulate, also of
+    questions       what_if (`plan`) by forecast (with bills) and interval; simulate, also of
                     the injector's scenarios; replay, of a real run's failures
     what is given   workload, with traffic, by the names of the catalog; policy, and as policies
-                    peers and selecting; times, which logs teach
+                    peers; times, which logs teach
     what breaks     outages (drawn, or of an own cluster's trace), laws (not all alike),
                     ailing (slow, wrong)
     one run         training, by recovering and striking, on a run_state: machines (their seats and
-                    copies), segments (without failures), durations (of recoveries), following (of
-                    the risk)
+                    copies), segments (without failures), durations (of recoveries)
     what comes out  outcome; recorder tells it in a real run's events
     apart           coordination: what it costs to agree on a loss
 
@@ -23,10 +22,9 @@ from gemini_lab.simulator.coordination import (
     RootDesign,
     coordinate,
 )
-from gemini_lab.simulator.forecast import Sensitivity, tornado
+from gemini_lab.simulator.forecast import Bill, Price, Sensitivity, bill, tornado
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.laws import REPEAT_OFFENDERS, FailureLaw, failures_by_law
-from gemini_lab.simulator.money import Bill, Price, bill
 from gemini_lab.simulator.outages import (
     FailureRate,
     Outage,

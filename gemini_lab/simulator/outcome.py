@@ -5,8 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.placement.student import student_t
-from gemini_lab.simulator.interval import Interval, mean_interval
+from gemini_lab.simulator.interval import Interval, mean_interval, student_t
 from gemini_lab.simulator.policy import Policy
 
 

@@ -11,8 +11,10 @@ from typing import Final
 
 from gemini_lab.placement.following import Follower
 from gemini_lab.recovery.wasted_time import checkpoint_every
-from gemini_lab.simulator.following import MOST_COPIES, Following
 from gemini_lab.simulator.policy import (
+    MOST_COPIES,
+    Fallback,
+    Following,
     Policy,
     Stream,
     gemini,
@@ -21,7 +23,6 @@ from gemini_lab.simulator.policy import (
     strawman,
     three_hours,
 )
-from gemini_lab.simulator.selecting import Fallback
 from gemini_lab.simulator.workload import Workload
 
 

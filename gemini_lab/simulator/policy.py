@@ -1,21 +1,73 @@
 """When which policy checkpoints, what that costs, and what it gives back after a failure."""
 
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.pipeliner.schedule import ChunkSchedule
+from gemini_lab.placement import Placement, Risk
+from gemini_lab.placement.dangers import Dangers
+from gemini_lab.placement.following import Follower
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
-from gemini_lab.simulator.following import Following
-from gemini_lab.simulator.selecting import Fallback
 from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
-from gemini_lab.units import check_number
+from gemini_lab.units import PerNode, check_number
 
 THREE_HOURS_S: Final = 3 * 3600.0
 """BLOOM's interval, the Strawman's and that of Gemini's persistent tier (section 7.1)."""
+MOST_COPIES: Final = 4
+"""Shards that a node has room for, its own among them, unless it is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """Parameters of a policy whose copies follow the risk."""
+
+    follower: Follower  # decides
+    failures_per_day: float  # expected of each node before anything is seen of it
+    repair_s: float  # from a node's loss until its copies exist again
+    fits: int = MOST_COPIES  # shards that each node has room for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """A way to train on while machines are missing."""
+
+    name: str  # for people
+    restart_s: float  # until training runs in this way, once the states are there
+    rejoin_s: float  # how long all wait when a machine joins again
+    # Into how many groups of equal size the nodes are cut, each with all of the model, so that the
+    # nodes of the same place in the others do a lost node's work; `None`: the work spreads over all
+    # nodes that are left.
+    groups: int | None = None
+
+    def factor(self, lost: Collection[int], nodes: int) -> float:
+        """Return the factor of an iteration's time without them; infinite if impossible."""
+        if self.groups is None:
+            return nodes / (nodes - len(lost)) if len(lost) < nodes else math.inf
+        if nodes % self.groups:
+            raise ConfigError(
+                f"{nodes} nodes are no {self.groups} groups of one size; give a number of groups "
+                "that divides them"
+            )
+        by_place = Counter(position % (nodes // self.groups) for position in lost)
+        most = max(by_place.values(), default=0)
+        return self.groups / (self.groups - most) if most < self.groups else math.inf
+
+    def cost_s(self, lost: Collection[int], nodes: int, *, for_s: float) -> float:
+        """Return the training time lost while these machines are missing and when they return.
+
+        Infinite if it cannot be.
+        """
+        factor = self.factor(lost, nodes)
+        if math.isinf(factor):
+            return math.inf
+        return self.restart_s + for_s * (1 - 1 / factor) + self.rejoin_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,3 +270,56 @@ def _wasted_s(stream: Stream, iteration_s: float, retrieval_s: float) -> float:
     if checkpoint_s > cycle_s:  # several are under way at once, which Eq. (1) does not know
         return checkpoint_s + cycle_s / 2 + retrieval_s
     return wasted_time_s(checkpoint_s=checkpoint_s, interval_s=cycle_s, retrieval_s=retrieval_s)
+
+
+class FollowedRisk:
+    """Observations in a simulated run of the machines on each position.
+
+    A position stands for its machine: one that is lost is mended, and comes back.
+
+    Args:
+        following: What the policy goes by.
+        nodes: N.
+    """
+
+    def __init__(self, following: Following, nodes: int) -> None:
+        self._following = following
+        self._names = [f"node-{position}" for position in range(nodes)]
+        self.risk = Risk()
+        for name in self._names:
+            self.risk = self.risk.joined(name, 0.0)
+
+    def failed(self, position: int, at_s: float) -> None:
+        """Count a machine's failure, whether its memory is lost or not."""
+        self.risk = self.risk.failed(self._names[position], at_s)
+
+    def next_placement(self, now: Placement, at_s: float) -> Placement | None:
+        """Return the placement to continue with; `None` to keep it."""
+        following = self._following
+        expected = PerNode(usual=following.failures_per_day)
+        change = following.follower.change(
+            now,
+            dangers=Dangers(
+                failures_per_day=self.risk.per_day(self._names, at_s, expected=expected),
+                repair_s=following.repair_s,
+            ),
+            fits=[following.fits] * len(self._names),
+        )
+        return None if change is None else change.placement
+
+
+def select(
+    ways: Sequence[Fallback], lost: Collection[int], nodes: int, *, wait_s: float, restart_s: float
+) -> Fallback | None:
+    """Return the configuration with the least predicted cost; `None` to wait for machines.
+
+    Args:
+        ways: To choose from, one or more.
+        lost: Positions without a machine.
+        nodes: Positions in all.
+        wait_s: How long a machine takes to come, on average.
+        restart_s: What training takes then to run again.
+    """
+    costs_s = [way.cost_s(lost, nodes, for_s=wait_s) for way in ways]
+    cheapest_s = min(costs_s)
+    return ways[costs_s.index(cheapest_s)] if cheapest_s < wait_s + restart_s else None

@@ -11,9 +11,9 @@ from gemini_lab.simulator.durations import FOUND
 from gemini_lab.simulator.machines import ClusterPart
 from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.outcome import SimulatedRecovery
+from gemini_lab.simulator.policy import select
 from gemini_lab.simulator.run_state import RunState, Waits, Word
 from gemini_lab.simulator.segments import TrainingSegment
-from gemini_lab.simulator.selecting import select
 
 
 class Recovering:

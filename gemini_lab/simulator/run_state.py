@@ -11,14 +11,12 @@ from gemini_lab.log.events import AnyEvent
 from gemini_lab.placement import Placement
 from gemini_lab.simulator.ailing import SoundVersions, Stragglers
 from gemini_lab.simulator.durations import Durations
-from gemini_lab.simulator.following import FollowedRisk
 from gemini_lab.simulator.machines import SimulatedCluster
 from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.outcome import SimulatedRecovery
-from gemini_lab.simulator.policy import Policy
+from gemini_lab.simulator.policy import Fallback, FollowedRisk, Policy
 from gemini_lab.simulator.recorder import RunRecorder
 from gemini_lab.simulator.segments import TrainingSegment
-from gemini_lab.simulator.selecting import Fallback
 from gemini_lab.simulator.workload import Workload
 
 Waits = Generator[simpy.Event, None, None]

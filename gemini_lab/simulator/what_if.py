@@ -22,6 +22,7 @@ from gemini_lab.simulator.catalog import model_named
 from gemini_lab.simulator.forecast import (
     HISTORIES,
     Forecast,
+    Price,
     Sensitivity,
     forecast,
     history_days,
@@ -29,7 +30,6 @@ from gemini_lab.simulator.forecast import (
     tornado,
 )
 from gemini_lab.simulator.interval import Interval
-from gemini_lab.simulator.money import Price
 from gemini_lab.simulator.outages import FailureRate, Outage, poisson_failures
 from gemini_lab.simulator.policy import Policy, gemini, gemini_lab
 from gemini_lab.simulator.traffic import chunk_schedule

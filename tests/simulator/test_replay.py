@@ -7,7 +7,6 @@ import pytest
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector import Scenario
-from gemini_lab.placement.student import student_t
 from gemini_lab.simulator import (
     Measured,
     Spread,
@@ -19,7 +18,7 @@ from gemini_lab.simulator import (
     replay,
     simulate,
 )
-from gemini_lab.simulator.interval import mean_interval
+from gemini_lab.simulator.interval import mean_interval, student_t
 from gemini_lab.simulator.policy import gemini_lab
 
 

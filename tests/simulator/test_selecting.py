@@ -9,8 +9,7 @@ import pytest
 from gemini_lab.errors import ConfigError
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.peers import checkpointless, odyssey, shrink
-from gemini_lab.simulator.policy import gemini_lab
-from gemini_lab.simulator.selecting import Fallback, select
+from gemini_lab.simulator.policy import Fallback, gemini_lab, select
 
 REROUTE = Fallback(name="reroute", restart_s=10.0, rejoin_s=10.0, groups=4)
 RESIZE = Fallback(name="resize", restart_s=200.0, rejoin_s=200.0)
