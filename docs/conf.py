@@ -17,6 +17,7 @@ from sphinx.domains.python import PyObject  # noqa: E402
 
 project = "gemini_lab"
 author = "The gemini_lab maintainers"
+project_copyright = f"{author}; Apache License 2.0"
 version = release = reference.version()
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
@@ -41,6 +42,7 @@ html_theme = "furo"
 html_title = "gemini_lab"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = "_static/scorer.js"
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {

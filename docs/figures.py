@@ -15,7 +15,6 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-from gemini_lab_widgets.pictures.film import film
 
 from gemini_lab import plan_placement
 from gemini_lab.display import picture
@@ -74,8 +73,7 @@ class Shown(Directive):
         """Return the drawing and, folded, its numbers; Sphinx calls it."""
         drawn: dict[str, Callable[[], str]] = {
             "placement": lambda: picture(plan_placement(nodes=4, replicas=2)).html(),
-            "recovery": lambda: picture(load_report(LOG)).html(),
-            "film": lambda: film(load_report(LOG).recoveries[-1]).svg(),
+            "run": lambda: picture(replace(load_report(LOG), name="of two nodes")).html(),
             "ring": ring_html,
         }
         return [nodes.raw("", drawn[self.arguments[0]](), format="html")]
