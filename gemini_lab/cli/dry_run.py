@@ -151,7 +151,7 @@ def _if_short(seats: Seats, settings: Settings) -> str:
     if not sizes:
         return (
             f"WAITS for a machine: with replicas={settings.replicas} and "
-            f"strategy={settings.strategy!r} no fewer than {seats.nodes} nodes can go on"
+            f"strategy={settings.strategy!r} no fewer than {seats.nodes} nodes can continue"
         )
     after = (
         f"after {format_seconds(settings.shrink_after_s)}" if settings.shrink_after_s else "then"

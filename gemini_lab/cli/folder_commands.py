@@ -193,7 +193,7 @@ def logs_command(arguments: Sequence[str]) -> int:
 
 
 def _print_files(finder: Finder, folder: Path, options: argparse.Namespace) -> Exit:
-    """Print the files of a run's folder, and go on while it runs if that is asked."""
+    """Print the files of a run's folder, and follow it while it runs if that is asked."""
     readers: dict[int, _LinesOfRank] = {}
     asked_s, is_over = 0.0, not options.follow
     while True:

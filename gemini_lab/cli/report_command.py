@@ -12,7 +12,7 @@ from rich.text import Text
 from tqdm import tqdm
 
 from gemini_lab.cli.screen import console
-from gemini_lab.display import complain, readable, tell
+from gemini_lab.display import busy, complain, readable, tell
 from gemini_lab.errors import shown
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.entry import Entry, EventError
@@ -45,12 +45,14 @@ def command(arguments: Sequence[str]) -> int:
             f"{error}; a report with such a gap could be wrong: take that line out of a copy and "
             "name the copy, or see the rest with `gemini-lab serve`"
         ) from error
-    others = [RunReducer.load(one, keep=FOR_REPORT) for one in beside]
+    with busy("reading what to compare with"):
+        others = [RunReducer.load(one, keep=FOR_REPORT) for one in beside]
     report = report_of(run, earlier=others)
     if options.chrome_trace is not None:
         options.chrome_trace.write_text(json.dumps(chrome_trace(read_log(log))), encoding="utf-8")
     if options.html is not None:
-        save_log(log, options.html, window=options.window, beside=beside)
+        with busy(f"drawing {options.html}"):
+            save_log(log, options.html, window=options.window, beside=beside)
     if options.json:
         tell(json.dumps(report.to_json(), indent=2))
     else:

@@ -138,7 +138,7 @@ def drain_command(arguments: Sequence[str]) -> int:
     so nothing is done again. Without a standby the node trains on until one is there.
     """
     parser = parser_of_request("drain", drain_command.__doc__, wait_s=MOVE_S)
-    parser.add_argument("node", help="the node whose machine is to go")
+    parser.add_argument("node", help="the node to empty, such as node-2")
     options = parser.parse_args(arguments)
     return ask(options, lambda run: run.drain(options.node), AwaitedDrain(options.node))
 
@@ -190,7 +190,7 @@ def resize_command(arguments: Sequence[str]) -> int:
     memory, so nothing is done again. If machines are missing, the run trains on until they come.
     """
     parser = parser_of_request("resize", resize_command.__doc__, wait_s=MOVE_S)
-    parser.add_argument("nodes", type=whole("nodes", least=1), help="how many nodes it is to have")
+    parser.add_argument("nodes", type=whole("nodes", least=1), help="number of nodes afterwards")
     options = parser.parse_args(arguments)
     awaited = AwaitedSize(options.nodes)
     return ask(options, awaited.send, awaited)
@@ -308,7 +308,7 @@ class AwaitedRewind:
 def stacks_command(arguments: Sequence[str]) -> int:
     """Print what each thread of a run's workers does now, also of one that hangs in a call.
 
-    The workers go on as before. The run's log keeps what is printed.
+    The workers continue as before. The run's log keeps what is printed.
     """
     parser = parser_of_request("stacks", stacks_command.__doc__, wait_s=STACKS_S)
     parser.add_argument("rank", nargs="*", type=whole("rank"), help="ranks (default: all)")

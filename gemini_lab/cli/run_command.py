@@ -409,13 +409,13 @@ def told_of(run: Run) -> str:
         ]
     elif url:
         lines += [
-            f"  no version of it has reached {url}: there is nothing new to go on from",
+            f"  no version of it has reached {url}: there is nothing new to resume from",
             "  SIGTERM, in place of Ctrl-C, has one saved first",
         ]
     elif "persistent_url" in run.course.settings:
         lines.append("  it has no persistent tier, so it cannot be gone on from")
     else:
-        lines.append("  its script had not called protect yet: there is nothing new to go on from")
+        lines.append("  its script had not called protect yet: there is nothing new to resume from")
     return "\n".join(lines)
 
 

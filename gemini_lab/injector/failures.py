@@ -125,7 +125,7 @@ class NodeLoss(_AtNode):
 
 @dataclass(frozen=True, slots=True)
 class NodeFreeze(_AtNode):
-    """SIGSTOP to all processes of a node: only its lease, running out, tells of it."""
+    """SIGSTOP to all processes of a node: only its lease, which expires, shows it."""
 
     kind: ClassVar[str] = "node_freeze"
 
@@ -192,7 +192,7 @@ class RackLoss(Failure):
 
 @dataclass(frozen=True, slots=True)
 class LinkCut(_AtNode):
-    """Connections close once, and nobody dies.
+    """A loss of connections, once; no process dies.
 
     Attributes:
         to: Another node's place: all between the workers of the two close. None: those between the
@@ -215,7 +215,7 @@ class LinkCut(_AtNode):
 
 @dataclass(frozen=True, slots=True)
 class BitFlip(_AtNode):
-    """One bit turns in the newest whole version of a shard that a node holds.
+    """A flipped bit in the newest complete version of a shard on a node.
 
     Attributes:
         shard: The shard's rank; None leaves the choice to the scenario's seed.
@@ -236,7 +236,7 @@ Where = Literal["gradient", "activation", "optimizer"]
 
 @dataclass(frozen=True, slots=True)
 class WrongSums(_AtNode):
-    """A bit turns in what the workers of a node compute.
+    """A flipped bit in what the workers of a node compute.
 
     Attributes:
         where: In what.

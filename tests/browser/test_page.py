@@ -196,7 +196,7 @@ def test_what_is_not_there_yet_takes_no_more_room_than_its_words(log: Path, page
     with shown(log, page):
         wait_for(page, "Tap a node")
         page.wait_for_function("() => document.querySelector('.replicas').clientHeight > 500")
-        page.get_by_text("No recovery yet").first.wait_for()
+        page.get_by_text("No recovery.").first.wait_for()
         assert page.locator("section.recovery").evaluate("one => one.clientHeight") < 120
 
 

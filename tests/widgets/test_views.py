@@ -389,7 +389,7 @@ def test_the_status_shows_who_is_to_leave_and_who_may() -> None:
     assert f"<p>node-20 is to leave: {esc(HOSTILE)}</p>" in text
     text = drawn(StatusView, with_a_drain()).strip.text
     assert "node-2 <small>drained</small>" in text
-    assert "<dd class=value>4</dd><dd>1 standby, 0 lost so far</dd>" in text
+    assert "<dd class=value>4</dd><dd>1 standby, 0 lost</dd>" in text
 
 
 def test_when_versions_leave_is_said_in_words() -> None:

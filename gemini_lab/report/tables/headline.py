@@ -101,7 +101,7 @@ def _failures(losses: Losses, spent: SpentTable) -> HeadlineAnswer:
         )
 
     if not losses.total:
-        return say("nothing", "no failure so far")
+        return say("nothing", "no failure")
     cost_s = spent.seconds(*FAILURES)
     parts = sorted((r for r in spent.rows if r.part in FAILURES), key=lambda row: -row.seconds)
     named = ", ".join(f"{row.label} {format_seconds(row.seconds)}" for row in parts[:LARGEST])

@@ -270,7 +270,7 @@ def wasted(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> WastedTa
         )
     notes = []
     if mine.wasted is None:
-        notes.append("nothing measured yet: no recovery from a version in memory is over")
+        notes.append("nothing measured: no recovery from a version in memory has ended")
     return WastedTable(
         rows=_unique(rows),
         each_s=() if mine.wasted is None else mine.wasted.measured_s,

@@ -131,7 +131,7 @@ def describe(table: RecoveryTable, *, is_over: bool = False) -> str:
     """Return the timelines in words."""
     mine = [row for row in table.rows if row.origin != "model"]
     if not mine:
-        return "No recovery yet."
+        return "No recovery."
     newest = [row for row in mine if row.label.startswith("recovery")][-1:] or mine[-1:]
     row = newest[0]
     lasted = _lasts(is_over=is_over)
@@ -144,7 +144,7 @@ def describe(table: RecoveryTable, *, is_over: bool = False) -> str:
     times = f" ({parts})" if parts else ""
     redo = f"; {lost} iteration{'s' if lost != 1 else ''} done again" if lost else ""
     return (
-        f"{table.total} so far. The newest, {row.label}: {row.cause}; {row.source}; "
+        f"{table.total} in all. The newest, {row.label}: {row.cause}; {row.source}; "
         f"{lasted}{times}{redo}."
     )
 
@@ -241,7 +241,7 @@ def _brief(table: WastedTable) -> str:
 def describe_wasted(table: WastedTable) -> str:
     """Return the bars in words."""
     if not table.rows:
-        return "Nothing to show yet."
+        return "No failure has wasted time."
     return (
         "; ".join(
             f"{_wasted_name(row)} {format_seconds(row.total_s)} ("

@@ -286,7 +286,7 @@ def _survivable(status: Status) -> tuple[str, str, str]:
 def _nodes(status: Status) -> tuple[str, str]:
     count = Counter(node.health for node in status.nodes)
     working = sum(node.position is not None and node.health != "lost" for node in status.nodes)
-    return f"{working:,}", f"{count['standby']} standby, {status.lost_nodes} lost so far"
+    return f"{working:,}", f"{count['standby']} standby, {status.lost_nodes} lost"
 
 
 def _named(status: Status) -> Sequence[NodeRow]:

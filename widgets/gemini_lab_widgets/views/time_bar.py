@@ -32,6 +32,7 @@ LABELLED: Final = 0.3
 """A part with this share of the bar has room for its label, on a phone too."""
 CSS: Final = """
 :host { font-family: FONT; color: var(--gl-ink); font-size: 14px; }
+.bk-clearfix { display: block; width: 100%; }
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; font-weight: 600; color: var(--gl-dim); font-size: 13px; }
 td, th { padding: 2px 14px 2px 0; vertical-align: baseline; }
