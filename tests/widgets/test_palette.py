@@ -40,3 +40,22 @@ def test_the_timeline_has_the_colours_of_the_palette(name: str) -> None:
 def test_the_scripts_words_are_in_the_font_of_all_others() -> None:
     pen = SCRIPT.with_name("pen.js").read_text(encoding="utf-8")
     assert f'FAMILY = "{palette.FONT}"' in pen
+
+
+def contrast(one: str, other: str) -> float:
+    """Return how much lighter one colour is than another, as WCAG defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("colour", [one for one in palette.ON_DARK if one != palette.MARK])
+def test_text_on_a_colour_can_be_read_in_light_and_dark(colour: str) -> None:
+    text = palette.on(colour)
+    assert contrast(colour, text) >= 4.5
+    assert contrast(palette.DARK.kinds[colour], palette.DARK.kinds[text]) >= 4.5

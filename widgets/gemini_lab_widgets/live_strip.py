@@ -10,7 +10,7 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.recovery import STEPS
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pictures.palette import BLUE, GREEN, GREY, ORANGE, RED, SKY, esc
+from gemini_lab_widgets.pictures.palette import BLUE, GREEN, GREY, MARK, ORANGE, RED, SKY, esc
 
 MOST: Final = 200
 """Losses that are drawn."""
@@ -74,7 +74,7 @@ class LiveStrip:
         title = esc(f"{name}{', the root agent' if is_root else ''}: {state}")
         mark = "✕" if state == "lost" else esc(name.removeprefix("node-")[-3:])
         fill = "transparent" if state == "waits" else colour
-        ink = "inherit" if state == "waits" else "#fff"
+        ink = "inherit" if state == "waits" else MARK
         ring = f"outline:2px solid {BLUE};outline-offset:2px;" if is_root else ""
         return (
             f'<span title="{title}" style="display:inline-block;min-width:26px;line-height:26px;'
