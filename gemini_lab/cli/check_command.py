@@ -23,7 +23,7 @@ from gemini_lab.limits import seconds, whole
 from gemini_lab.log.events import DIFFERENCES
 from gemini_lab.log.file import FOLDER_HELP, RUNS_FOLDER
 from gemini_lab.log.witnessed import StateDifference
-from gemini_lab.report.twice import FirstDifference
+from gemini_lab.report.compare_runs import FirstDifference
 from gemini_lab.seats import Seats
 from gemini_lab.units import format_seconds
 

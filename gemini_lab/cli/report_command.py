@@ -20,7 +20,7 @@ from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER, find_log, name
 from gemini_lab.report.build import report_of
 from gemini_lab.report.predicted import lines, predict
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
-from gemini_lab.report.tables.spent import spent
+from gemini_lab.report.tables.time_breakdown import spent
 from gemini_lab.report.text import ASCII, BLOCKS, ink_for, render, render_spent
 from gemini_lab.report.trace import chrome_trace
 from gemini_lab.units import LONGEST_S

@@ -16,8 +16,8 @@ from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables.recoveries import losses as losses_of
 from gemini_lab.report.tables.replica_map import memory
-from gemini_lab.report.tables.spent import SpentRow, spent
 from gemini_lab.report.tables.status import NodeRow, Status, leaving_of, status
+from gemini_lab.report.tables.time_breakdown import SpentRow, spent
 from gemini_lab.units import format_bytes, format_seconds
 
 RECENT: Final = 64

@@ -38,7 +38,7 @@ from gemini_lab.log.witnessed import (
     differing_anywhere,
     values_file,
 )
-from gemini_lab.report.twice import FirstDifference, Twice, accounts, compare
+from gemini_lab.report.compare_runs import FirstDifference, Twice, accounts, compare
 from gemini_lab.units import format_seconds
 
 FEWEST: Final = 6

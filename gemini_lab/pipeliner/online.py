@@ -4,9 +4,9 @@ A job begins in the background. After some iterations it is profiled: every seco
 without checkpoint traffic and is recorded, and the version that was not sent before it is the price
 (a failure then costs one iteration more). When all ranks have a profile they plan with it; from
 then on chunks leave in their spans. When the sequence of collectives changes on any rank, its idle
-spans drift (`profiler.drift`) or chunks are felt (`pipeliner.felt`), all go back to the background
-and profile again. After every such change they wait twice as long before they do, so that a
-restless job is rarely profiled.
+spans drift (`profiler.drift`) or chunks are felt (`pipeliner.slowdown`), all go back to the
+background and profile again. After every such change they wait twice as long before they do, so
+that a restless job is rarely profiled.
 
 All ranks must send the same versions in the same way. So what is decided here follows only from
 what all ranks know alike: version numbers, and the marks that the ranks exchanged with the newest
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gemini_lab.pipeliner.felt import Expected, Felt, FeltWatch
+from gemini_lab.pipeliner.slowdown import Expected, Felt, FeltWatch
 from gemini_lab.profiler.drift import Drift, DriftWatch
 from gemini_lab.profiler.observe import ITERATIONS, SKIP, IterationRecord, Profiler, SequenceChange
 from gemini_lab.profiler.profile import Profile

@@ -6,7 +6,7 @@
     a report        build makes it, values and recovery are its parts, text prints it
     for views       `tables` of the state; moments, the state at any time
     for others      metrics for Prometheus and for curves; trace for Perfetto
-    comparisons     twice, two runs; predicted, a run beside the simulator's, which loads that
+    comparisons     compare_runs, two; predicted, a run beside the simulator's, which loads that
 
 The events themselves are classes in `log`.
 """

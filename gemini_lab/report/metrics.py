@@ -27,8 +27,8 @@ from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.reducers.course import Phase
 from gemini_lab.report.tables.replica_map import memory
-from gemini_lab.report.tables.spent import PARTS, SHOWN, spent
 from gemini_lab.report.tables.status import seated, standbys
+from gemini_lab.report.tables.time_breakdown import PARTS, SHOWN, spent
 
 PREFIX: Final = "gemini_lab"
 APART_S: Final = 1.0

@@ -12,7 +12,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.report.recovery import Injection, Recovery
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.spans import STRIKES
-from gemini_lab.report.tables.spent import GROUPS, spent_within
+from gemini_lab.report.tables.time_breakdown import GROUPS, spent_within
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.replay import Replay, replay
@@ -44,8 +44,8 @@ def load_measured(folder: Path | str) -> Measured:
 def measure(run: RunReducer) -> Measured:
     """Return a run's times with their spread, and the sizes of its job.
 
-    The parts are those of `tables.spent`: of a recovery's first iteration only what it takes longer
-    than others is warm-up here, for it trains, too.
+    The parts are those of `tables.time_breakdown`: of a recovery's first iteration only what it
+    takes longer than others is warm-up here, for it trains, too.
 
     Args:
         run: With all of its recoveries (`reducer.FOR_REPORT`).

@@ -44,7 +44,7 @@ from gemini_lab.report.reducers.iteration_pace import IterationPace
 from gemini_lab.report.reducers.iterations import CountedIterations, Divergences
 from gemini_lab.report.reducers.logged import Logged
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.reached import Reached
+from gemini_lab.report.reducers.rank_progress import Reached
 from gemini_lab.report.reducers.recoveries import RecoveryReducer
 from gemini_lab.report.reducers.spans import Seated, Spans
 from gemini_lab.report.reducers.traffic_bars import TrafficBars

@@ -15,7 +15,7 @@ from gemini_lab.report.recovery import (
     culprits,
     kept_words,
 )
-from gemini_lab.report.tables.spent import SpentTable
+from gemini_lab.report.tables.time_breakdown import TimeShares
 from gemini_lab.report.values import RunReport, Traffic
 from gemini_lab.units import format_bytes, format_seconds
 
@@ -307,7 +307,7 @@ def _traffic(traffic: Traffic, ink: Ink) -> Iterator[str]:
         yield f"  not persisted: {failure}"
 
 
-def render_spent(table: SpentTable, *, ink: Ink = BLOCKS) -> str:
+def render_spent(table: TimeShares, *, ink: Ink = BLOCKS) -> str:
     """Show the parts of a run's time, each with its share."""
     lines = [_heading(f"Every second of {format_seconds(table.wall_s)}", ink)]
     for row in table.rows:

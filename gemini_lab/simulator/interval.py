@@ -14,7 +14,6 @@ T_95: Final = (
     *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
 )
 """The 97.5 % point of Student's t for 1, 2, ... 30 degrees of freedom."""
-_NORMAL_975: Final = 1.959964
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +58,6 @@ def student_t(freedom: int) -> float:
         raise ConfigError(f"an interval needs two values or more (got {freedom + 1})")
     if freedom <= len(T_95):
         return T_95[freedom - 1]
-    z = _NORMAL_975
+    z = 1.959964  # of the normal law, which it becomes
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     return z + first / freedom + second / freedom**2

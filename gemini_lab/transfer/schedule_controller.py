@@ -15,11 +15,11 @@ import torch
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import chunk_digest
-from gemini_lab.pipeliner.felt import Felt, expected_of
 from gemini_lab.pipeliner.machine import Calibration, WireFit, fit_wire
 from gemini_lab.pipeliner.online import MakePlan, OnlinePlanner, Order, UseBackground
 from gemini_lab.pipeliner.planning import plan_for_ranks
 from gemini_lab.pipeliner.schedule import ChunkSchedule
+from gemini_lab.pipeliner.slowdown import Felt, expected_of
 from gemini_lab.profiler.average import encode, mean_profile
 from gemini_lab.profiler.drift import Drift
 from gemini_lab.profiler.observe import IterationRecord, SequenceChange

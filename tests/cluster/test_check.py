@@ -16,7 +16,7 @@ from gemini_lab.cli.exits import Exit
 from gemini_lab.lab.check import check_script
 from gemini_lab.lab.under_torchrun import UnderTorchrun
 from gemini_lab.log.witnessed import PLACES, StateDifference
-from gemini_lab.report.twice import FirstDifference
+from gemini_lab.report.compare_runs import FirstDifference
 
 SCRIPT = """
 import sys

@@ -12,7 +12,7 @@ from gemini_lab.lab.check import Checked, Compared, Recovered
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Inputs, Iteration, IterationBegun
 from gemini_lab.log.witnessed import Kill, StateSeen, compare_states
-from gemini_lab.report.twice import accounts, compare
+from gemini_lab.report.compare_runs import accounts, compare
 
 SAME = Inputs(batch="a", random={"torch": "r"}, learning_rate=0.1)
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from gemini_lab.pipeliner.felt import Expected, Felt, FeltWatch
 from gemini_lab.pipeliner.online import PATIENCE, MakePlan, OnlinePlanner, Order, UseBackground
+from gemini_lab.pipeliner.slowdown import Expected, Felt, FeltWatch
 from gemini_lab.profiler.drift import WINDOW, WINDOWS, Drift
 from gemini_lab.profiler.observe import SKIP, IterationRecord, SequenceChange
 from gemini_lab.profiler.profile import CollectiveRecord

@@ -18,8 +18,8 @@ from gemini_lab.report.build import report_of
 from gemini_lab.report.metrics import PHASES, metrics_of
 from gemini_lab.report.reducer import FOR_METRICS, RunReducer
 from gemini_lab.report.tables.recoveries import losses as losses_of
-from gemini_lab.report.tables.spent import spent
 from gemini_lab.report.tables.status import status
+from gemini_lab.report.tables.time_breakdown import spent
 
 DOCS = Path(__file__).parents[2] / "docs"
 

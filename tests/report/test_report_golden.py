@@ -11,7 +11,7 @@ from gemini_lab.report.build import report_of
 from gemini_lab.report.metrics import metrics_of
 from gemini_lab.report.reducer import FOR_DASHBOARD, Keep, RunReducer
 from gemini_lab.report.tables import tables_of
-from gemini_lab.report.tables.spent import spent
+from gemini_lab.report.tables.time_breakdown import spent
 from gemini_lab.report.text import WIDTH, render, render_spent
 from gemini_lab.report.trace import chrome_trace
 

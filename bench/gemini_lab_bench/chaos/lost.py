@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.report.reducers.reached import Reached
+from gemini_lab.report.reducers.rank_progress import Reached
 from gemini_lab_bench.chaos.aftermath import Aftermath
 
 REJECTED: Final = (events.ReplicaRejected, events.VersionRejected)

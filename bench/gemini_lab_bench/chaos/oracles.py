@@ -10,7 +10,7 @@ from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, encode_entry
-from gemini_lab.report.reducers.reached import Reached
+from gemini_lab.report.reducers.rank_progress import Reached
 from gemini_lab_bench.chaos import lost
 from gemini_lab_bench.chaos.aftermath import Aftermath
 

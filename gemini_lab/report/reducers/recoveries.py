@@ -35,7 +35,7 @@ from gemini_lab.report.recovery import (
 from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.iteration_pace import IterationPace
 from gemini_lab.report.reducers.iterations import Divergences
-from gemini_lab.report.reducers.reached import Reached
+from gemini_lab.report.reducers.rank_progress import Reached
 from gemini_lab.report.reducers.spans import STRIKES, Seated, Spans, lost_training
 
 MarkKind = Literal["injected", "noticed", "lost", "recovery"]

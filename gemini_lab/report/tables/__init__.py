@@ -26,8 +26,8 @@ from gemini_lab.report.tables.replica_map import (
     memory,
     replicas,
 )
-from gemini_lab.report.tables.spent import SpentTable, spent
 from gemini_lab.report.tables.status import Status, status
+from gemini_lab.report.tables.time_breakdown import TimeShares, spent
 from gemini_lab.report.values import HeadlineAnswer
 
 
@@ -38,7 +38,7 @@ class Tables:
     status: Status
     answers: tuple[HeadlineAnswer, ...]
     curves: CurveTable
-    spent: SpentTable
+    spent: TimeShares
     replicas: ReplicaTable
     memory: MemoryTable
     recoveries: RecoveryTable

@@ -6,7 +6,7 @@ from gemini_lab.log.events import PLANNED
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.iterations import CurveTable, IterationTable, Match
 from gemini_lab.report.tables.recoveries import Losses
-from gemini_lab.report.tables.spent import FAILURES, SpentTable
+from gemini_lab.report.tables.time_breakdown import FAILURES, TimeShares
 from gemini_lab.report.values import HeadlineAnswer
 from gemini_lab.units import format_seconds
 
@@ -20,7 +20,7 @@ def answers(
     *,
     curves: CurveTable,
     iterations: IterationTable,
-    spent: SpentTable,
+    spent: TimeShares,
 ) -> tuple[HeadlineAnswer, HeadlineAnswer, HeadlineAnswer]:
     """Return whether a run has the same numbers, and what checkpoints and failures cost it."""
     return (
@@ -69,7 +69,7 @@ def said(match: Match) -> str:
     )
 
 
-def _checkpoints(run: RunReducer, iterations: IterationTable, spent: SpentTable) -> HeadlineAnswer:
+def _checkpoints(run: RunReducer, iterations: IterationTable, spent: TimeShares) -> HeadlineAnswer:
     def say(
         short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral"
     ) -> HeadlineAnswer:
@@ -91,7 +91,7 @@ def _checkpoints(run: RunReducer, iterations: IterationTable, spent: SpentTable)
     return say(percent(waited_s / trained_s), f"{waited} for its checkpoints")
 
 
-def _failures(losses: Losses, spent: SpentTable) -> HeadlineAnswer:
+def _failures(losses: Losses, spent: TimeShares) -> HeadlineAnswer:
     def say(
         short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral"
     ) -> HeadlineAnswer:

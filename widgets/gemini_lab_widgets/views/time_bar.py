@@ -7,7 +7,7 @@ from bokeh.models import Div
 
 from gemini_lab.report.tables import Tables
 from gemini_lab.report.tables.headline import percent
-from gemini_lab.report.tables.spent import FAILURES, Part, SpentRow, SpentTable
+from gemini_lab.report.tables.time_breakdown import FAILURES, Part, SpentRow, TimeShares
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import FELT, FONT, GREEN, LIGHT, TRAINING, css, esc, on
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
@@ -71,14 +71,14 @@ class SpentView(View):
         self._say(describe(table), brief=summary(table))
 
 
-def _bar(table: SpentTable) -> str:
+def _bar(table: TimeShares) -> str:
     """Return the parts end to end; the pointer finds what the table says of each."""
     parts = "".join(_part(row, table) for row in table.rows)
     ends = f"<span>0</span><span>{esc(format_seconds(table.wall_s))}</span>"
     return f"<div class=bar aria-hidden=true>{parts}</div><div class=ends>{ends}</div>"
 
 
-def _part(row: SpentRow, table: SpentTable) -> str:
+def _part(row: SpentRow, table: TimeShares) -> str:
     colour, hatch = STYLES[row.part]
     share = percent(table.share(row.part))
     told = f"{row.label}: {format_seconds(row.seconds)}, {share} of the run; {row.source}"
@@ -93,7 +93,7 @@ def _part(row: SpentRow, table: SpentTable) -> str:
     return f"<span title='{esc(told)}' style='{look}'>{words}</span>"
 
 
-def _table(table: SpentTable) -> str:
+def _table(table: TimeShares) -> str:
     head = (
         "<tr><th>part</th><th class=n>time</th><th class=n>share</th>"
         "<th class=how>where it comes from</th></tr>"
@@ -101,7 +101,7 @@ def _table(table: SpentTable) -> str:
     return f"<table>{head}{''.join(_line(row, table) for row in table.rows)}</table>"
 
 
-def _line(row: SpentRow, table: SpentTable) -> str:
+def _line(row: SpentRow, table: TimeShares) -> str:
     patch = f"<i style='background:{hatched(*STYLES[row.part])}'></i>"
     took, share = format_seconds(row.seconds), percent(table.share(row.part))
     return (
@@ -110,7 +110,7 @@ def _line(row: SpentRow, table: SpentTable) -> str:
     )
 
 
-def summary(table: SpentTable) -> str:
+def summary(table: TimeShares) -> str:
     """Return the bar in one sentence."""
     if not table.rows:
         return ""
@@ -125,7 +125,7 @@ def summary(table: SpentTable) -> str:
     return f"The run took {format_seconds(table.wall_s)}: {shares}."
 
 
-def describe(table: SpentTable) -> str:
+def describe(table: TimeShares) -> str:
     """Return the bar in words."""
     if not table.rows:
         return "Nothing to explain yet: no run has started."

@@ -14,7 +14,7 @@ from gemini_lab.log import events
 from gemini_lab.log.file import read_line
 from gemini_lab.report import build_report
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.spent import SpentTable, paint, spent
+from gemini_lab.report.tables.time_breakdown import TimeShares, paint, spent
 from gemini_lab.report.text import render_spent
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.policy import gemini
@@ -23,13 +23,13 @@ from gemini_lab_course.recorded import FOLDER
 ENDS = ("run_started", "run_finished")
 
 
-def spent_of(run: ToldRun, *, now_s: float | None = None) -> SpentTable:
+def spent_of(run: ToldRun, *, now_s: float | None = None) -> TimeShares:
     reducer = RunReducer()
     reducer.extend(run.entries)
     return spent(reducer, now_s=now_s)
 
 
-def parts(table: SpentTable) -> dict[str, float]:
+def parts(table: TimeShares) -> dict[str, float]:
     return {row.part: round(row.seconds, 3) for row in table.rows}
 
 
@@ -158,7 +158,7 @@ def test_the_first_start_lasts_until_the_first_iteration_begins() -> None:
 
 
 def test_a_run_that_has_not_begun_has_nothing_to_explain() -> None:
-    assert spent(RunReducer()) == SpentTable(rows=(), wall_s=0.0)
+    assert spent(RunReducer()) == TimeShares(rows=(), wall_s=0.0)
 
 
 spans = st.lists(st.tuples(st.floats(-5, 15), st.floats(-5, 15)), max_size=8).map(
@@ -190,5 +190,5 @@ def test_a_recorded_run_is_explained_within_1_percent(name) -> None:
     assert table.share("other") < 0.01
     text = render_spent(table)
     assert all(row.label in text for row in table.rows)
-    everything = SpentTable(wall_s=100.0, rows=(replace(table.rows[0], seconds=100.0),))
+    everything = TimeShares(wall_s=100.0, rows=(replace(table.rows[0], seconds=100.0),))
     assert max(map(len, render_spent(everything).splitlines())) <= 80

@@ -43,7 +43,7 @@ class SpentRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpentTable:
+class TimeShares:
     """The parts of a run's wall time."""
 
     # In the order of a bar; no moment is in two of them, and they add up to `wall_s`.
@@ -102,7 +102,7 @@ SHOWN: Final[tuple[Part, ...]] = ("training", "exposed", *FAILURES, "first_start
 """In the order of a bar."""
 
 
-def spent(run: RunReducer, *, now_s: float | None = None) -> SpentTable:
+def spent(run: RunReducer, *, now_s: float | None = None) -> TimeShares:
     """Return the parts of a run's wall time, up to its end or to `now_s` of the log's clock."""
     start_s = run.course.started_at_s
     end_s = run.course.ended_at_s
@@ -111,10 +111,10 @@ def spent(run: RunReducer, *, now_s: float | None = None) -> SpentTable:
     return spent_within(run, start_s, end_s)
 
 
-def spent_within(run: RunReducer, start_s: float, end_s: float) -> SpentTable:
+def spent_within(run: RunReducer, start_s: float, end_s: float) -> TimeShares:
     """Return the parts of the time between two moments of the log's clock."""
     if run.course.job is None or not end_s > start_s:
-        return SpentTable(rows=(), wall_s=0.0)
+        return TimeShares(rows=(), wall_s=0.0)
     layers = _layers(run, start_s, end_s)
     seconds = paint(list(layers.values()), start_s, end_s)
     by_part = dict(zip(layers, seconds, strict=True))
@@ -124,7 +124,7 @@ def spent_within(run: RunReducer, start_s: float, end_s: float) -> SpentTable:
         for part in SHOWN
         if by_part[part] > 0
     ]
-    return SpentTable(rows=tuple(rows), wall_s=end_s - start_s)
+    return TimeShares(rows=tuple(rows), wall_s=end_s - start_s)
 
 
 def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDArray[np.float64]]:
