@@ -70,15 +70,17 @@ class Pulses:
         self._heard: dict[int, tuple[WorkerPulse, float]] = {}  # and when
         self._iterations: dict[int, int] = {}
         self._is_late_told = self._is_standing_told = False
+        # How ranks stood at the last look, and at which: each is asked of three times.
+        self._last: tuple[object, list[_Standing]] | None = None
 
     def restart(self) -> None:
         """Forget all pulses, because all workers start."""
-        self._heard, self._iterations = {}, {}
+        self._heard, self._iterations, self._last = {}, {}, None
         self._is_late_told = self._is_standing_told = False
 
     def hear(self, pulse: WorkerPulse, *, at_s: float) -> None:
         """Note what an agent sees of a worker."""
-        self._heard[pulse.rank] = (pulse, at_s)
+        self._heard[pulse.rank], self._last = (pulse, at_s), None
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -110,7 +112,7 @@ class Pulses:
     def note_iteration(self, rank: int, iteration: int) -> None:
         """Note that a rank has finished an iteration, and forget its pulse."""
         self._heard.pop(rank, None)
-        self._iterations[rank] = iteration
+        self._iterations[rank], self._last = iteration, None
 
     def hung(
         self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
@@ -208,7 +210,11 @@ class Pulses:
         """Return how the ranks stand; nobody, at no cost, while all of them make progress."""
         if not self._heard:
             return []
-        return [self._standing(rank, at_s, limits) for rank in ranks if rank not in finished]
+        look = at_s, limits, ranks, len(finished)
+        if self._last is None or self._last[0] != look:
+            seen = [self._standing(rank, at_s, limits) for rank in ranks if rank not in finished]
+            self._last = look, seen
+        return self._last[1]
 
     def _standing(self, rank: int, at_s: float, limits: Limits) -> "_Standing":
         pulse, heard_s = self._heard.get(rank, (WorkerPulse(rank=rank, epoch=0), at_s))
