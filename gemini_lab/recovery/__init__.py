@@ -5,6 +5,7 @@
     protocol            happenings and instructions: its input and its output
     requests            what a user asks of a run, from the shell to the root agent
     messages            every message between the processes of a lab
+    told_seats          who sits where and keeps what, in few words for thousands of nodes
     log_events          the root agent's decisions as events of the log
 
     plan                version, sources and transfers of a restart, from copies and nodes

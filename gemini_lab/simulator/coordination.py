@@ -45,7 +45,7 @@ class RootDesign:
         heartbeats: A lease.
         look_s: How often the store looks for leases that ran out.
         message_s: The root agent's time for one message, in or out.
-        seat_bytes: What each node is told at a start of every other one.
+        start_bytes: What each node is told at a start, whatever the number of nodes.
         inventory_bytes: A node's.
     """
 
@@ -53,13 +53,13 @@ class RootDesign:
     heartbeats: int = 4
     look_s: float = 0.5
     message_s: float = 1e-4
-    seat_bytes: int = 26
-    inventory_bytes: int = 300
+    start_bytes: int = 1000
+    inventory_bytes: int = 400
 
     def __post_init__(self) -> None:
         check_number("lease_s", self.lease_s, is_above=True)
         check_number("heartbeats", self.heartbeats, least=1)
-        for name in ("look_s", "message_s", "seat_bytes", "inventory_bytes"):
+        for name in ("look_s", "message_s", "start_bytes", "inventory_bytes"):
             check_number(name, getattr(self, name))
 
 
@@ -216,7 +216,7 @@ class _World:
         """Fence, inventory, start: the root agent's time for them, and its bytes."""
         others = self.nodes - 1
         small = 4 * others * PACKET_BYTES  # a fence and its answer, a question, an order to start
-        told = others * (design.inventory_bytes + self.nodes * design.seat_bytes)
+        told = others * (design.inventory_bytes + design.start_bytes)
         wire_s = (small + told) / self.bytes_per_s
         return 3 * self.round_trip_s + 5 * others * design.message_s + wire_s, small + told
 

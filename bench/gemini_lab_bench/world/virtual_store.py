@@ -138,7 +138,10 @@ class VirtualStore:
         return SimpleNamespace(succeeded=True, responses=answers)
 
     def _range(self, key: bytes, end: bytes) -> list[Any]:
-        found = sorted(k for k in self.keys if (key <= k < end if end else k == key))
+        if end:
+            found = sorted(k for k in self.keys if key <= k < end)
+        else:
+            found = [key] if key in self.keys else []
         return [SimpleNamespace(key=k, value=self.keys[k][0]) for k in found]
 
     def _put(self, key: bytes, value: bytes, lease: int = 0) -> None:
