@@ -107,10 +107,19 @@ class TakesWhatWasGivenUp(RootAgent):
 
 
 class ForgivingNothing(KnownRun):
-    """A run in which an excluded machine is no spare."""
+    """A run in which an excluded machine is neither a spare nor planned with."""
 
     def spares(self) -> list[str]:
         return [node for node in super().spares() if node not in self.state.nodes.excluded]
+
+    def plan_of(self, state: RootState) -> RecoveryPlan:
+        everybody = self.living
+        kept = {n: one for n, one in everybody.items() if n not in state.nodes.excluded}
+        try:
+            self.living = kept
+            return super().plan_of(state)
+        finally:
+            self.living = everybody
 
 
 class ExcludesForGood(RootAgent):
@@ -138,12 +147,14 @@ class OldRule:
         seed: Of the world that breaks by it; `None` if none has been found.
         shape: That world's, if the seed alone does not say it.
         schedule: What befalls it then.
+        among: So many seeds from that on are tried, if moments decide.
     """
 
     changes: tuple[tuple[Any, str, Any], ...]
     seed: int | None = None
     shape: WorldShape | None = None
     schedule: tuple[Happening, ...] = ()
+    among: int = 1
 
     @contextmanager
     def rules(self) -> Iterator[None]:
@@ -153,16 +164,27 @@ class OldRule:
                 stack.enter_context(mock.patch.object(owner, name, value))
             yield
 
-    def breaks(self) -> tuple[str, ...]:
-        """Return what does not hold in the world that finds it, by the rules that count now."""
+    def seed_that_breaks(self) -> int | None:
+        """Return the first seed whose world does not hold by this rule."""
         assert self.seed is not None
+        with self.rules():
+            tried = range(self.seed, self.seed + self.among)
+            return next((seed for seed in tried if self.wrong(seed)), None)
+
+    def wrong(self, seed: int) -> tuple[str, ...]:
+        """Return what does not hold in a world, by the rules that count now."""
         if self.shape is None:
-            return run_seed(self.seed).wrong
-        return run(self.seed, self.shape, self.schedule).wrong
+            return run_seed(seed).wrong
+        return run(seed, self.shape, self.schedule).wrong
 
 
-def _root(kind: type[RootAgent], seed: int | None = None) -> OldRule:
-    return OldRule(((root_shell, "RootAgent", kind),), seed)
+def _root(
+    kind: type[RootAgent],
+    seed: int | None = None,
+    shape: WorldShape | None = None,
+    *schedule: Happening,
+) -> OldRule:
+    return OldRule(((root_shell, "RootAgent", kind),), seed, shape, schedule)
 
 
 async def _stays(*_: Any) -> None:
@@ -236,6 +258,7 @@ def _forgets(history: Any, event: Any, left: Any) -> None:
 _GO_BACK = WorkerHistory._go_back
 
 SMALL = WorldShape(nodes=3, standbys=1, has_tier=False)
+PAIR = WorldShape(nodes=2, standbys=2, has_tier=False)
 HALF: Happening = (0.0, "at", PHASES.index("halfway"))
 OLD_RULES = {
     "nobody is waited for": _root(WaitsForNobody, 19),
@@ -243,8 +266,19 @@ OLD_RULES = {
         ((VirtualRank, "_own_lineage", _without_rewinds),), 10
     ),
     "a slab keeps its first form": OldRule(((MemoryManager, "_lay_out", _keeps_first_form),), 1),
-    "what was given up comes back": _root(TakesWhatWasGivenUp),
-    "what any node has counts": _root(TrustsAnyMemory),
+    "what was given up comes back": _root(
+        TakesWhatWasGivenUp,
+        0,
+        PAIR,
+        *((8.0, "freeze_group", 0), (5.0, "give_up"), (3.0, "thaw_all"), (3.0, "kill_group", 0)),
+    ),
+    "what any node has counts": _root(
+        TrustsAnyMemory,
+        0,
+        PAIR,
+        *((3.0, "drain", 0), (7.0, "drain", 1), (14.0, "at", PHASES.index("running"))),
+        *((9.0, "freeze_group", 0), (0.0, "kill", ROOT, 1), (15.0, "thaw_all")),
+    ),
     "copies of two histories are combined": OldRule(
         ((planning, "good_copies", _any_history),),
         seed=1,
@@ -255,11 +289,16 @@ OLD_RULES = {
         ),
     ),
     "a deposed root agent writes": OldRule(
-        ((Membership, "write_as_root", _writes_deposed),), seed=16
+        ((Membership, "write_as_root", _writes_deposed),),
+        seed=0,
+        shape=WorldShape(),
+        schedule=((5.0, "kill_rank", 0), (0.01, "freeze", ROOT), (6.0, "thaw_all")),
+        among=100,
     ),
     "two readings of the store may both begin a root agent": OldRule(
         ((Agent, "_read_store", Agent._read_and_obey),),
-        seed=69,
+        seed=0,
+        among=600,
         shape=WorldShape(nodes=2, standbys=1, workers=2),
         schedule=((4.426, "compact"), (0.092, "kill", 4, 1)),
     ),
@@ -276,19 +315,40 @@ OLD_RULES = {
         schedule=((42.564, "kill_rank", 3),),
     ),
     "agents forget rewinds": OldRule(((WorkerHistory, "_go_back", _forgets),)),
-    "nothing is said again": _root(SaysNothingAgain),
-    "an exclusion never ends": _root(ExcludesForGood),
-    "returning nodes are not inventoried": _root(AsksNoReturningNode),
+    "nothing is said again": _root(
+        SaysNothingAgain,
+        2,
+        WorldShape(),
+        *((5.0, "fuse", 0, 0), (0.0, "kill_rank", 0), (8.0, "tier_up")),
+    ),
+    "an exclusion never ends": _root(
+        ExcludesForGood,
+        0,
+        WorldShape(nodes=2, standbys=1, is_refilled=False, has_tier=False),
+        *((4.0, "lack", 0, 0), (0.0, "kill_rank", 0), (9.0, "regain", 0), (4.0, "kill", 1, 1)),
+    ),
+    "returning nodes are not inventoried": _root(
+        AsksNoReturningNode,
+        0,
+        replace(PAIR, nodes=4),
+        *((5.0, "freeze_group", 0), (50.0, "thaw_all"), (20.0, "tier_up")),
+    ),
     "a root agent that is cut off stays": OldRule(
         ((CutOff, "is_certain", lambda *_, **__: False),)
     ),
     "a root agent that is cut off begins recoveries": OldRule(
-        ((RootShell, "_until_others_are_reached", _is_sure),)
+        ((RootShell, "_until_others_are_reached", _is_sure),),
+        seed=0,
+        shape=WorldShape(),
+        schedule=((5.0, "part", ROOT, 1), (60.0, "mend_all")),
     ),
     "agents obey orders from before a fence": OldRule(((Supervisor, "obey", _obeys_old_orders),)),
     "a node that was replaced goes on": OldRule(((Agent, "_rejoin", _rejoins_with_workers),)),
     "leases count as soon as a store is back": OldRule(
-        ((Agent, "_note_store_away", _never_waits_for_leases),)
+        ((Agent, "_note_store_away", _never_waits_for_leases),),
+        seed=1,
+        shape=WorldShape(),
+        schedule=((25.0, "store_down"), (14.0, "store_up", 0), (10.0, "tier_up")),
     ),
 }
 

@@ -48,9 +48,9 @@ def test_a_seed_means_the_same_in_another_interpreter():
 def test_a_world_finds_what_goes_wrong_by_an_old_rule(name):
     """Each of these was how agents worked once: losses, mixed states, runs that never ended."""
     rule = OLD_RULES[name]
-    assert not rule.breaks()
-    with rule.rules():
-        assert rule.breaks()
+    seed = rule.seed_that_breaks()
+    assert seed is not None
+    assert rule.wrong(seed) == ()
 
 
 def test_a_root_agent_that_waits_for_nobody_is_found_by_the_smallest_schedule(monkeypatch):

@@ -296,13 +296,18 @@ class Judge:
         with suppress(GeminiError):
             survey = persistent_tier(self.world.tier.url).survey()
             in_tier = {(one.version, one.lineage) for one in survey.stored}
-        there = [v for v, line in in_tier if not is_left(v, line, self.left)]
+        there = [v for v, line in in_tier if self._counts(v, line)]
         return max([self.newest_in_memory(among), *there])
 
     def newest_in_memory(self, among: Sequence["VirtualMachine"] | None = None) -> int:
         """Return the newest version in memory that all holders have had."""
         whole = self.whole_versions(among) & self._full
-        return max([0, *(v for v, line in whole if not is_left(v, line, self.left))])
+        return max([0, *(v for v, line in whole if self._counts(v, line))])
+
+    def _counts(self, version: int, lineage: Lineage) -> bool:
+        """Return whether neither a rewind nor a user has left a version behind."""
+        is_given_up = any(version > to and lineage.epoch < epoch for to, epoch in self.given_up)
+        return not (is_given_up or is_left(version, lineage, self.left))
 
     def _check_plan(self, machine: "VirtualMachine", plan: events.RecoveryPlanned) -> None:
         if machine not in [one for one, _ in self.shells()]:

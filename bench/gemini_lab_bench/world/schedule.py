@@ -178,8 +178,8 @@ IN_ORDER: Final[tuple[tuple[Step, ...], ...]] = (
     ((5.0, "part", ROOT, 1), (60.0, "mend_all")),
     ((5.0, "cut_store"), (12.0, "mend_all"), (0.0, "kill_rank")),
     ((5.0, "part"), (9.0, "mend_all"), (2.0, "kill")),
-    ((4.0, "fuse", DRAWN, 0), (0.0, "kill_rank")),
-    ((4.0, "fuse", DRAWN, 0), (0.0, "kill")),
+    ((4.0, "fuse", DRAWN, 0), (0.0, "kill_rank"), (8.0, "tier_up")),
+    ((4.0, "fuse", DRAWN, 0), (0.0, "kill"), (8.0, "tier_up")),
     ((6.0, "end"), (0.0, "at", FINISHING)),
     (
         (6.0, "tier_hangs"),

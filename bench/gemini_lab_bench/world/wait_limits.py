@@ -52,7 +52,8 @@ class WaitLimits:
     def lost_though_well(self, lost: events.NodeLost, by: "VirtualMachine") -> bool:
         """Return whether a node counts as lost that has been well for long, and so has the root."""
         names = lost.name, by.name
-        if not self._world.named(lost.name).runs:
+        machine = self._world.named(lost.name)
+        if not machine.runs or machine in self._world.drained:
             return False
         now_s = self._world.loop.time()
         return all(now_s - self._touched_s.get(name, now_s) > WELL_S for name in names)
@@ -134,7 +135,8 @@ class WaitLimits:
         """Return whether all that is waited for is in the memory of agents that are connected."""
         world, state = self._world, root.state
         plan = root.run.plan
-        is_excused = world.judge.flips or world.has_lacked or state.nodes.excluded
+        is_excused = world.judge.flips or world.has_lacked or world.judge.has_given_up
+        is_excused = is_excused or state.nodes.excluded or {*state.nodes.silent} - {*root.living}
         is_pausing = machine.wall_s() < root.lifecycle.resumes_s + AT_HAND_S
         if is_excused or is_pausing or plan is None or plan.missing or state.story.parting:
             return False
