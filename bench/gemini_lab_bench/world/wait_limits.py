@@ -135,8 +135,13 @@ class WaitLimits:
         """Return whether all that is waited for is in the memory of agents that are connected."""
         world, state = self._world, root.state
         plan = root.run.plan
-        is_excused = world.judge.flips or world.has_lacked or world.judge.has_given_up
-        is_excused = is_excused or state.nodes.excluded or {*state.nodes.silent} - {*root.living}
+        is_excused = bool(
+            world.judge.flips
+            or world.has_lacked
+            or world.judge.has_given_up
+            or state.nodes.excluded
+            or {*state.nodes.silent} - {*root.living}
+        )
         is_pausing = machine.wall_s() < root.lifecycle.resumes_s + AT_HAND_S
         if is_excused or is_pausing or plan is None or plan.missing or state.story.parting:
             return False
