@@ -24,7 +24,7 @@ from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.frameworks.pipeline_stages import is_trial
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step, uncompiled
 from gemini_lab.engine.frameworks.tensors import feed, own_part
-from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer, reshard
 from gemini_lab.engine.frameworks.zero import Partitions, is_unsharded, partitions_of
 from gemini_lab.engine.iteration_log import (
     IterationLog,
@@ -168,6 +168,10 @@ class Witness:
         engine: Any = self._engine
         is_torch = isinstance(engine, TorchEngine)
         module: nn.Module = engine.bare if is_torch else engine.module
+        if is_torch:
+            # After an evaluation FSDP2 holds whole weights, and after a restore its shards: both
+            # are the same state.
+            reshard(module)
         for name, weight in module.named_parameters():
             yield f"weight {name}", own_part(weight)
         for name, buffer in module.named_buffers():

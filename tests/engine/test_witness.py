@@ -8,8 +8,12 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.witness import Witness, _of_partitions, digest_of
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import Iteration, IterationBegun
@@ -167,6 +171,24 @@ class Engine:
 
     global_rank, global_steps = 1, 2
     module = nn.Linear(1, 1)
+
+
+def test_whole_weights_that_an_evaluation_leaves_are_the_state_that_shards_are(tmp_path):
+    """FSDP2 keeps those of its root after a pass without gradients, until the next one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = fully_shard(nn.Linear(6, 2), mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        model(torch.ones(3, 6)).sum().backward()
+        optimizer.step()
+        order = WitnessOrder(folder=str(tmp_path), iterations=9, kills=())
+        looks = Witness(order, TorchEngine(model, optimizer), epoch=lambda: 1)
+        before = {name: digest_of(value) for name, value in looks._pieces()}
+        with torch.no_grad():
+            model(torch.ones(3, 6))
+        assert {name: digest_of(value) for name, value in looks._pieces()} == before
+    finally:
+        dist.destroy_process_group()
 
 
 def witness(folder, *kills):
