@@ -193,6 +193,93 @@ def main() -> None:
     assert run.report().losses_match(quiet.report())
 
 
+EXPERTS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils.data import DataLoader, DistributedSampler
+import gemini_lab
+
+COUNT, WIDTH = 4, 8
+
+
+class Experts(nn.Module):
+    def __init__(self, mesh):
+        super().__init__()
+        weight = distribute_tensor(torch.randn(COUNT, WIDTH, WIDTH) / 4, mesh, [Shard(0)])
+        self.weight, self.group, self.ranks = nn.Parameter(weight), mesh.get_group(), mesh.size()
+
+    def forward(self, words, chosen):
+        order = chosen.argsort(stable=True)
+        sent = torch.bincount(chosen, minlength=COUNT).view(self.ranks, -1)
+        come = torch.empty_like(sent)
+        dist.all_to_all_single(come, sent, group=self.group)
+        sizes = come.sum(1).tolist(), sent.sum(1).tolist()
+        mine = all_to_all_single_autograd(words[order], *sizes, self.group)
+        own = self.weight.to_local()
+        which = torch.arange(len(own)).repeat(self.ranks).repeat_interleave(come.flatten())
+        made = torch.tanh(mine.unsqueeze(1) @ own[which]).squeeze(1)
+        back = all_to_all_single_autograd(made, *reversed(sizes), self.group)
+        return back[order.argsort()]
+
+
+class Model(nn.Module):
+    def __init__(self, mesh):
+        super().__init__()
+        self.first, self.route = nn.Linear(6, WIDTH), nn.Linear(WIDTH, COUNT)
+        self.drop, self.experts, self.last = nn.Dropout(0.2), Experts(mesh), nn.Linear(WIDTH, 1)
+
+    def forward(self, batch):
+        words = self.drop(self.first(batch))
+        chance, chosen = self.route(words).softmax(-1).max(-1)
+        return self.last(words + chance.unsqueeze(1) * self.experts(words, chosen))
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "experts"))
+    model = Model(mesh["experts"])
+    fully_shard(model.experts, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh._flatten("all"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+    torch.manual_seed(2 + dist.get_rank())
+    samples = torch.sin(torch.arange(480.0)).view(80, 6)
+    loader = DataLoader(samples, batch_size=5, sampler=DistributedSampler(samples))
+    protected = gemini_lab.protect(model=model, optimizer=optimizer, data=loader)
+    for _ in protected.epochs(4):
+        for batch in loader:
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            protected.log(loss=loss.item(), digest=digest([optimizer]))
+
+
+main()
+"""
+
+
+def test_experts_of_their_own_lose_a_worker_a_node_and_the_root(lab, script):
+    """Words go to the ranks that have their experts, and back; the rest is FSDP2's on all ranks."""
+    path = script(EXPERTS.replace("def main() -> None:\n", DIGEST))
+
+    def run(scenario=None):
+        return lab.train(Job(script=str(path)), scenario=scenario, persistent_url=None).wait(200)
+
+    quiet = run()
+    scenario = Scenario().add(WorkerCrash("rank-1"), iteration=3)
+    scenario = scenario.add(NodeLoss("rank-2"), iteration=7).add(RootLoss(), iteration=11)
+    broken = run(scenario)
+    assert len(broken.report().recoveries) == 3
+    assert len(values_of(quiet)) == 4 * 16
+    assert values_of(broken) == values_of(quiet)
+
+
 UNLIKE = """
 import torch
 import torch.distributed as dist
