@@ -168,7 +168,7 @@ def require_whole_batches(accelerator: Accelerator) -> None:
     Raises:
         UnsupportedError: They do.
     """
-    size = getattr(accelerator.parallelism_config, "sp_size", 1) or 1
+    size = getattr(accelerator.parallelism_config, "sp_size", None) or 1
     if size > 1:
         raise UnsupportedError(
             f"the Accelerator's parallelism_config has sp_size={size}, so that its loader gives a "

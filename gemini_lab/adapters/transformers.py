@@ -19,7 +19,12 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
-from gemini_lab.adapters.accelerate import left_out, require_own_reading, trained_by
+from gemini_lab.adapters.accelerate import (
+    left_out,
+    require_own_reading,
+    require_whole_batches,
+    trained_by,
+)
 from gemini_lab.adapters.trainer_state import TrainerState, require_known_sums
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.contract import Keepable, StateDict, StateView, ZeroEngine
@@ -70,6 +75,7 @@ def require_trainer(trainer: Trainer) -> None:
     """
     for found, way_out in _obstacles(trainer):
         raise UnsupportedError(f"this Trainer cannot be protected: it {found}; {way_out}")
+    require_whole_batches(trainer.accelerator)
 
 
 def _obstacles(trainer: Trainer) -> Iterator[tuple[str, str]]:

@@ -39,7 +39,7 @@ class Trained:
             gradient_accumulation_steps=2,
             device=torch.device("cpu"),
         )
-        self.accelerator = SimpleNamespace(scaler=None)
+        self.accelerator = SimpleNamespace(scaler=None, parallelism_config=None)
         self.callback_handler = SimpleNamespace(callbacks=[*callbacks])
         self.state = LibrarysState()
         self.model = torch.nn.Linear(3, 2)
@@ -71,6 +71,13 @@ def scaling_gradients():
     return trainer
 
 
+def exchanging_batches():
+    """Its loader is none of torch's, which is seen only as it trains."""
+    trainer = Trained()
+    trainer.accelerator.parallelism_config = SimpleNamespace(sp_size=2)
+    return trainer
+
+
 def looking_for_a_batch_size():
     trainer = Trained()
     trainer.args.auto_find_batch_size = True
@@ -84,6 +91,7 @@ def looking_for_a_batch_size():
             scaling_gradients,
             r"its gradient scaler leaves out \(fp16\); use bf16=True, or DeepSpeed",
         ),
+        (exchanging_batches, "sp_size=2.*use cp_size or tp_size"),
         (looking_for_a_batch_size, "several times for it; set auto_find_batch_size=False"),
         (GRPOTrainer, "generated.*use a Trainer that reads its batches from a data set"),
         (BufferingTrainer, "generated.*such as SFTTrainer"),
@@ -92,7 +100,7 @@ def looking_for_a_batch_size():
             "has no _inner_training_loop, .*use transformers 5.23",
         ),
     ],
-    ids=["fp16", "batch size", "generating", "buffering", "another version"],
+    ids=["fp16", "sequence parallel", "batch size", "generating", "buffering", "another version"],
 )
 def test_a_trainer_whose_state_would_not_come_back_is_refused_with_the_way_out(make, words):
     with pytest.raises(UnsupportedError, match=words):
