@@ -4,8 +4,8 @@
 # **Goal.** Know which rank holds which part of a job's state under seven kinds of parallelism, and
 # what a lost rank takes with it.
 #
-# **Time.** Three minutes to run on a laptop with two cores, 40 minutes to read and draw. No GPU is
-# needed, but PyTorch and DeepSpeed are.
+# **Time.** Three to four minutes to run on a laptop with two cores, 40 minutes to read and draw. No
+# GPU is needed, but PyTorch and DeepSpeed are.
 #
 # A job comes back bit-identical only if four kinds of state come back. These are the *weights*, the
 # optimizer's *moments*, the *generator* that draws dropout, and the position in the *data*.
@@ -95,7 +95,7 @@ holdings.show_held(held)
 
 # %%
 alone = predict(
-    "After which loss do the survivors still hold all four kinds of the lost rank's state?",
+    "Where do the survivors still hold all four kinds of the lost rank's state?",
     *("DP", "TP", "DP and TP", "none"),
 )
 alone

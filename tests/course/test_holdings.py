@@ -60,7 +60,9 @@ def test_bars_add_up_to_what_a_rank_holds():
     import matplotlib.pyplot as plt
 
     holdings.show_held({"PP": DIFFERENT, "again": DIFFERENT})
-    weights = plt.gcf().axes[0]
+    panels = plt.gcf().axes
+    assert [axes.get_title() for axes in panels] == [*holdings.KINDS, *[""] * 4]
+    weights = panels[0]
     assert [bars.get_label() for bars in weights.containers] == [
         "on all",
         "on some",

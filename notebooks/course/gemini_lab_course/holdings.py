@@ -116,8 +116,7 @@ def show_held(by_way: Mapping[str, Sequence[Held]]) -> None:
                 below = [sum(pair) for pair in zip(below, heights, strict=True)]
             axes.set(xticks=[], yticks=[], ylim=(0, 1.15 * max(*below, 1)))
             axes.spines[["left", "right", "top"]].set_visible(False)
-            if row is grid[0]:
-                axes.set_title(kind, fontsize=11)
+            axes.set_title(kind if axes in grid[0] else "", fontsize=11)
         row[0].set_ylabel(way, rotation=0, ha="right", va="center", labelpad=8)
     handles, names = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, names, frameon=False, ncols=3, loc="outside lower center")
