@@ -184,7 +184,7 @@ with Verdict() as say:
 # - every byte of every piece once, and only where the piece is held;
 # - the parts of a piece differ by one byte at most.
 #
-# `attack` tries small cases, the smallest first. Who keeps all that they hold fare so:
+# `attack` tries small cases, the smallest first. A version of all that each rank holds fares so:
 
 
 # %%
