@@ -241,8 +241,8 @@ from_memory = max(again[failure] for failure in last if last[failure].tier == "m
 most.came_out("none" if not from_memory else "two" if from_memory <= 2 else "ten")
 
 # %% [markdown]
-# Whether it is one or two is chance: did the kill fall before the newest version was whole on all
-# nodes, or after it?
+# Whether it is none, one or two is chance: did the kill fall before the newest version was whole,
+# or after it? Each row has the iteration that was struck, and the one after which training resumed.
 
 # %%
 show_strikes({name: run for name, run in runs.items() if run.report().injections})

@@ -168,6 +168,7 @@ def train_with(root):
 # %% [markdown]
 # ## Exercise 2
 # Which function is to lead? The check trains with it, kills, and compares every loss, bit by bit.
+# One run shows few moments. A function that was not attacked yet is attacked first.
 
 # %% tags=["exercise"]
 # Your answer: a function, such as the one above
@@ -180,7 +181,8 @@ mine = decide
 from gemini_lab_course import Verdict, lab_08
 
 with Verdict() as say:
-    say(lab_08.exercise_2(mine, train=train_with, undisturbed=quiet, failures=2))
+    told = {"undisturbed": quiet, "failures": 2, "within_s": seconds}
+    say(lab_08.exercise_2(mine, train=train_with, **told))
 
 # %% [markdown]
 # ## Further

@@ -8,13 +8,14 @@ import pytest
 pytest.importorskip("anywidget")
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Injected, Iteration, VersionComplete
+from gemini_lab.log.events import Injected, Iteration, RecoveryFinished, VersionComplete
 from gemini_lab.placement import plan_placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.simulator import paper_workload
 from gemini_lab_course.play import (
     MOST,
+    Strike,
     eq_1_minutes,
     filled_s,
     losses,
@@ -111,18 +112,22 @@ def log_of_a_kill(*, struck_s: float) -> list[Entry]:
             for rank, whole_s in ((0, 0.2), (1, 0.4))
         ]
     said.append((struck_s, Injected(failure="worker_crash", rank=1)))
+    resumed = {"recovery": 1, "epoch": 2, "version": 2, "iteration": 3}
+    said.append((struck_s + 1.5, RecoveryFinished(**resumed, duration_s=1.0, lost_iterations=1)))
     said.sort(key=lambda one: one[0])
     return [Entry(at_s=at_s, node="node-0", event=event) for at_s, event in said]
 
 
 def test_a_kill_is_placed_within_the_iteration_that_it_interrupts():
     early, late = (strike_of(log_of_a_kill(struck_s=at_s)) for at_s in (3.25, 3.75))
-    assert (early.iteration, early.at, early.whole_at) == (4, 0.25, 0.4)
-    assert (late.iteration, late.at, late.whole_at) == (4, 0.75, 0.4)
-    assert strike_of(log_of_a_kill(struck_s=3.25)[:-4]) is None, "nothing failed"
+    assert early == Strike(iteration=4, resumed=2, at=0.25, whole_at=0.4)
+    assert (late.at, late.whole_at) == (0.75, 0.4)
+    assert strike_of(one for one in log_of_a_kill(struck_s=3.25) if one.kind != "injected") is None
     assert strike_of(log_of_a_kill(struck_s=0.5)) is None, "no iteration had ended"
     runs = {"early": SimpleNamespace(events=lambda: log_of_a_kill(struck_s=3.25))}
     show_strikes(runs | {"quiet": SimpleNamespace(events=list)})
     (axes,) = plt.gcf().axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["early, iteration 4"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "early: in 4, resumed after 2"
+    ]
     plt.close("all")

@@ -220,6 +220,12 @@ WRONG = [
         "lab_08",
         2,
         HASTY.replace("decide", "mine"),
+        "not yet: with 2 nodes and 1 standby; node-0 loses its worker: root= starts",
+    ),
+    (
+        "lab_08",
+        2,
+        f"{HASTY.replace('decide', 'mine')}\nlab_08._withstood.append(mine)",
         "not yet: the run did not finish: with-mine failed: ",
     ),
     ("lab_09", 1, DRAWN.format("ABAB", "AABB"), "the log has something else for weights"),

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,7 @@ from gemini_lab_widgets.pictures import palette, view
 
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Injected, Iteration, VersionComplete
+from gemini_lab.log.events import Injected, Iteration, RecoveryFinished, VersionComplete
 from gemini_lab.placement import Placement, loss_probability, plan_placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.simulator import Workload
@@ -260,11 +260,13 @@ class Strike:
 
     Attributes:
         iteration: Its number.
+        resumed: The version from which training resumed; `None` if it never did.
         at: When the failure struck.
         whole_at: When the version before is usually whole on all nodes; `None` if that is unknown.
     """
 
     iteration: int
+    resumed: int | None
     at: float
     whole_at: float | None
 
@@ -273,20 +275,25 @@ def strike_of(entries: Iterable[Entry]) -> Strike | None:
     """Return where a run's first failure fell; `None` if the log does not say."""
     ended: list[tuple[float, Iteration]] = []
     whole_s: dict[int, float] = {}
+    found: Strike | None = None
     for entry in entries:
         match entry.event:
+            case RecoveryFinished(version=version) if found is not None:
+                return replace(found, resumed=version)
+            case _ if found is not None:
+                continue
             case Injected() if ended:
                 begun_s, last = ended[-1]
                 usual_s = median(one.duration_s for _, one in ended)
                 whole_at = median(whole_s.values()) / usual_s if whole_s else None
                 at = (entry.at_s - begun_s) / usual_s
-                return Strike(iteration=last.iteration + 1, at=at, whole_at=whole_at)
+                found = Strike(iteration=last.iteration + 1, resumed=None, at=at, whole_at=whole_at)
             case Iteration(rank=0) as one if not one.restored:
                 ended.append((entry.at_s, one))
             case VersionComplete(version=version) as one:
                 until_s = one.duration_s if one.whole_s is None else one.whole_s
                 whole_s[version] = max(until_s, whole_s.get(version, 0.0))
-    return None
+    return found
 
 
 def show_strikes(runs: Mapping[str, Run]) -> None:
@@ -295,13 +302,14 @@ def show_strikes(runs: Mapping[str, Run]) -> None:
 
     found = {name: strike for name, run in runs.items() if (strike := strike_of(run.events()))}
     _, axes = _panel(8, 0.45 * len(found) + 1)
-    axes.set_yticks(range(len(found)), [f"{n}, iteration {s.iteration}" for n, s in found.items()])
+    rows = [f"{n}: in {s.iteration}, resumed after {s.resumed}" for n, s in found.items()]
+    axes.set_yticks(range(len(found)), rows)
     for row, strike in enumerate(found.values()):
         axes.barh(row, 1, 0.5, color=palette.IDLE)
         if strike.whole_at is not None and strike.whole_at < 1:
             axes.barh(row, 1 - strike.whole_at, 0.5, strike.whole_at, color=palette.REPLICAS[0])
         axes.plot(strike.at, row, "X", color=palette.FAILURE, markersize=11)
-    axes.set(xlabel="of an iteration (blue: the version before is usually whole; cross: the kill)")
+    axes.set(xlabel="of the iteration (blue: the version before is usually whole; cross: the kill)")
     axes.set_xlim(0, max([1.02, *(1.05 * strike.at for strike in found.values())]))
     axes.invert_yaxis()
     plt.show()

@@ -173,7 +173,8 @@ class Prediction:
             return self._as_text()
         button = ipywidgets.Button(description="Show the result", icon="eye")
         button.on_click(lambda _: self.reveal())
-        asked = f"{self.question} Predict it above: the result appears here."
+        question = self.question if self.question.endswith("?") else f"{self.question} ..."
+        asked = f"{question} Predict it above: the result appears here."
         text = ipywidgets.HTML(f'<span class="{NO_FORMULAS}">{escape(asked)}</span>')
         row = ipywidgets.HBox([text, button], layout={"flex_flow": "row wrap"})
         told = f"<summary>{escape(self.question)} The result</summary>"
