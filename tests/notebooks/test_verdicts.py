@@ -74,6 +74,12 @@ def divide(held):
     return [{piece: min(size, 500_000) for piece, size in one.items()} for one in divided(held)]
 """
 
+KNOWN = """
+from gemini_lab_course import lab_08
+lab_08._withstood.append(mine)
+"""
+"""It is not attacked again."""
+
 WRONG = [
     ("lab_00", 1, "answer = Scenario()", "no failure is in `answer` yet"),
     ("lab_00", 1, "answer = Scenario().add(NodeLoss('rank-1'), iteration=5)", "the log has 1"),
@@ -225,7 +231,7 @@ WRONG = [
     (
         "lab_08",
         2,
-        f"{HASTY.replace('decide', 'mine')}\nlab_08._withstood.append(mine)",
+        f"{HASTY.replace('decide', 'mine')}\n{KNOWN}",
         "not yet: the run did not finish: with-mine failed: ",
     ),
     ("lab_09", 1, DRAWN.format("ABAB", "AABB"), "the log has something else for weights"),
