@@ -55,7 +55,7 @@ _DDP: Final = "torch.nn.parallel.distributed"
 _DTENSOR: Final = "torch.distributed.tensor."
 
 
-class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RecordedCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One collective."""
 
     name: str  # torch's name of it
@@ -74,7 +74,7 @@ class SetUpRecord:
     def __init__(self) -> None:
         self.flaw = ""  # why no other process can be played this record; empty while one can
         self.is_closed = False  # whether the set-up is over
-        self._entries: dict[str, list[Entry]] = {}  # by group
+        self._entries: dict[str, list[RecordedCall]] = {}  # by group
         self._played: dict[str, int] = {}  # by group that others recorded: entries played
         self._is_late = False
         self._is_paused = False
@@ -122,12 +122,12 @@ class SetUpRecord:
             self.is_closed = True
             self._entries.clear()
 
-    def next(self, group: str, name: str, args: Sequence[Any]) -> Entry | None:
+    def next(self, group: str, name: str, args: Sequence[Any]) -> RecordedCall | None:
         """Record a collective that begins; `fill` takes its results."""
         if self.is_closed or self._is_paused or group in self._played:
             return None
         sizes = [one.nbytes for one in results_of(name, args)]
-        entry = Entry(name=name, sizes=sizes)
+        entry = RecordedCall(name=name, sizes=sizes)
         self._entries.setdefault(group, []).append(entry)
         is_engines = _is_engines(name)
         if name not in _SAME_EVERYWHERE and not (name == _PARTS and is_engines):
@@ -139,7 +139,7 @@ class SetUpRecord:
             )
         return entry
 
-    def fill(self, entry: Entry | None, results: Sequence[torch.Tensor]) -> None:
+    def fill(self, entry: RecordedCall | None, results: Sequence[torch.Tensor]) -> None:
         """Record a collective's results; a second call is ignored."""
         if entry is None or entry.results is not None or not _is_small(entry):
             return
@@ -160,7 +160,7 @@ class SetUpRecord:
 
     def learn(self, group: str, data: bytes) -> None:
         """Play this record of a group from now on, and record nothing of the group."""
-        self._entries[group] = msgspec.msgpack.decode(data, type=list[Entry])
+        self._entries[group] = msgspec.msgpack.decode(data, type=list[RecordedCall])
         self._played[group] = 0
 
     def play(self, group: str, name: str, args: Sequence[Any]) -> None:
@@ -190,7 +190,7 @@ class SetUpRecord:
                 result.detach().copy_(told.view(result.dtype).view(result.shape))
 
 
-def _is_small(entry: Entry) -> bool:
+def _is_small(entry: RecordedCall) -> bool:
     return max(entry.sizes, default=0) <= SMALL_BYTES
 
 

@@ -10,13 +10,13 @@ import sys
 import torch, torch.distributed as dist, xxhash
 from gemini_lab.engine.frameworks.tensors import digest_over_ranks
 import msgspec
-from gemini_lab.kept.record import Entry
+from gemini_lab.kept.record import RecordedCall
 from gemini_lab.kept.groups import StandingGroups
 
 then, now = torch.full((4,), 1.0), torch.full((4,), float(sys.argv[1]))
 words = [*xxhash.xxh3_128(then.numpy().tobytes()).digest()]
 told = torch.tensor(words).numpy().tobytes()
-recorded = [Entry(name="allgather", sizes=[len(told)] * 2, results=[told, told])]
+recorded = [RecordedCall(name="allgather", sizes=[len(told)] * 2, results=[told, told])]
 StandingGroups(kept=[0], told=lambda _: msgspec.msgpack.encode(recorded)).install()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=1, world_size=2)
 print(digest_over_ranks([now]))
