@@ -20,7 +20,8 @@ from told_runs import with_a_bug
 from gemini_lab.log.entry import encode_entry
 
 AXE = find_spec("axe_playwright_python")
-SHOWN = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
+SHOWN = """() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle
+    && !document.querySelector("section .waits")"""
 FOUND = """async () => (await axe.run()).violations.map(
     ({id, nodes}) => `${id}: ${nodes.map((node) => JSON.stringify(node.target)).join(" ")}`)"""
 WIDTHS = (390, 1440)

@@ -71,7 +71,7 @@ CSS: Final = (
 .tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 0 0 10px 0; padding: 0; }
 .tile { flex: 1 1 143px; box-sizing: border-box; background: var(--gl-pale); margin: 0;
   border-radius: 8px; padding: 9px 10px 10px 12px; border-left: 5px solid transparent; }
-@container (max-width: 1070px) { .tile { flex-basis: 22%; } }
+@container (max-width: 780px) { .tile { flex-basis: 30%; } }
 @container (max-width: 600px) { .tile { flex-basis: 40%; } }
 .tile dt { font-size: 13px; color: var(--gl-dim); margin: 0; }
 .tile dd { margin: 0; font-size: 13px; color: var(--gl-dim); line-height: 1.35; }
