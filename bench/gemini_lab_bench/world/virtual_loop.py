@@ -42,6 +42,7 @@ class VirtualProcess:
         self._stops: set[str] = set()
         self._held: deque[_Handle] = deque()
         self._tasks: list[asyncio.Task[Any]] = []  # else a killed one's would be collected, and end
+        self._most_tasks = 100
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine as this process's."""
@@ -52,8 +53,9 @@ class VirtualProcess:
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Hold a task of this process until the simulation ends."""
         self._tasks.append(task)
-        if len(self._tasks) > 100:
+        if len(self._tasks) > self._most_tasks:
             self._tasks = [one for one in self._tasks if not one.done()]
+            self._most_tasks = max(100, 2 * len(self._tasks))
 
     def kill(self) -> None:
         """End it at once."""
