@@ -4,7 +4,8 @@
     gemini-lab run --nodes 2 --workers-per-node 2 train_2d.py       # and survives lost nodes
 
 Ranks of a row share each layer: they read the same samples and drop out the same. Norms and biases
-that a row replicates are DTensors, too (`SequenceParallel`), so that versions keep them once.
+that a row replicates are DTensors, too (`SequenceParallel`), so that versions keep them once. The
+sampler deals samples to rows, and a batch is of all rows, so that a resize changes neither.
 """
 
 import argparse
@@ -22,11 +23,11 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gemini_lab
 
-VOCABULARY, WIDTH, LENGTH = 64, 32, 16
+VOCABULARY, WIDTH, LENGTH, BATCH = 64, 32, 16, 24
 
 
 class Block(nn.Module):
@@ -71,10 +72,11 @@ PLAN = {
 }
 
 
-def endless(loader: DataLoader) -> Iterator[list[torch.Tensor]]:
+def endless(loader: DataLoader, sampler: DistributedSampler) -> Iterator[list[torch.Tensor]]:
     """Yield batches, epoch after epoch."""
     while True:
         yield from loader
+        sampler.set_epoch(sampler.epoch + 1)
 
 
 def main() -> None:
@@ -95,13 +97,13 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     row = mesh.get_local_rank("data")
-    words = torch.randint(VOCABULARY, (64 * rows, LENGTH + 1))[row::rows]
-    order = torch.Generator().manual_seed(2)
-    loader = DataLoader(TensorDataset(words), batch_size=8, shuffle=True, generator=order)
+    words = TensorDataset(torch.randint(VOCABULARY, (8 * BATCH, LENGTH + 1)))
+    sampler = DistributedSampler(words, num_replicas=rows, rank=row, seed=2)
+    loader = DataLoader(words, batch_size=BATCH // rows, sampler=sampler)
     torch.manual_seed(100 + row)
 
     protected = gemini_lab.protect(model=model, optimizer=optimizer, data=loader)
-    batches = endless(loader)
+    batches = endless(loader, sampler)
     for step in protected.steps(args.steps):
         (tokens,) = next(batches)
         logits = model(tokens[:, :-1])

@@ -2,11 +2,12 @@
 
     torchrun --nproc-per-node 4 train_pipeline.py                              # as it is
     gemini-lab run --nodes 4 train_pipeline.py                                 # survives lost nodes
-    gemini-lab run --nodes 2 train_pipeline.py --copies 1 --schedule ZBVZeroBubble
+    gemini-lab run --nodes 2 train_pipeline.py --schedule ZBVZeroBubble
     gemini-lab run --nodes 8 train_pipeline.py --cut 2                         # on three axes
 
 The first stage has the embedding, the last one the head. Schedules with several stages a rank hand
-lists of models and optimizers to `protect`. Only the first and the last stage read data.
+lists of models and optimizers to `protect`. Only the first and the last stage read data. A resize
+changes the number of copies alone.
 """
 
 import argparse
@@ -20,11 +21,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gemini_lab
 
-VOCABULARY, WIDTH, LENGTH = 64, 32, 16
+VOCABULARY, WIDTH, LENGTH, BATCH = 64, 32, 16, 24
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 
 
@@ -58,25 +59,26 @@ def loss_of(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), words.flatten())
 
 
-def endless(loader: DataLoader) -> Iterator[list[torch.Tensor]]:
+def endless(loader: DataLoader, sampler: DistributedSampler) -> Iterator[list[torch.Tensor]]:
     """Yield batches, epoch after epoch."""
     while True:
         yield from loader
+        sampler.set_epoch(sampler.epoch + 1)
 
 
 def main() -> None:
     """Train some steps, and print the loss."""
     options = argparse.ArgumentParser()
     options.add_argument("--steps", type=int, default=20)
-    options.add_argument("--copies", type=int, default=2, help="ranks over which FSDP2 shards")
+    options.add_argument("--places", type=int, default=2, help="ranks along a pipeline")
     options.add_argument("--cut", type=int, default=1, help="ranks that share each layer")
     options.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
     args = options.parse_args()
 
     dist.init_process_group("gloo")
-    places = dist.get_world_size() // (args.copies * args.cut)
+    places, copies = args.places, dist.get_world_size() // (args.places * args.cut)
     names = ("stage", "data", "tensor")
-    mesh = init_device_mesh("cpu", (places, args.copies, args.cut), mesh_dim_names=names)
+    mesh = init_device_mesh("cpu", (places, copies, args.cut), mesh_dim_names=names)
     place, column = mesh.get_local_rank("stage"), mesh.get_local_rank("data")
     numbers = stages_of(args.schedule, place, places)
     count = places * len(numbers)
@@ -87,7 +89,7 @@ def main() -> None:
         if args.cut > 1:
             cut = ColwiseParallel(output_layouts=Replicate())
             parallelize_module(model, mesh["tensor"], {"layers.*": cut})
-        if args.copies > 1:
+        if copies > 1:
             fully_shard(model, mesh=mesh["data"])
         group = mesh.get_group("stage")
         stages.append(PipelineStage(model, number, count, torch.device("cpu"), group=group))
@@ -97,15 +99,15 @@ def main() -> None:
     optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3) for model in models]
 
     torch.manual_seed(1)
-    words = torch.randint(VOCABULARY, (64 * args.copies, LENGTH + 1))[column :: args.copies]
-    order = torch.Generator().manual_seed(2)
-    loader = DataLoader(TensorDataset(words), batch_size=8, shuffle=True, generator=order)
+    words = TensorDataset(torch.randint(VOCABULARY, (8 * BATCH, LENGTH + 1)))
+    sampler = DistributedSampler(words, num_replicas=copies, rank=column, seed=2)
+    loader = DataLoader(words, batch_size=BATCH // copies, sampler=sampler)
     reads_first, reads_last = 0 in numbers, count - 1 in numbers
     data = loader if reads_first or reads_last else ()
     torch.manual_seed(100 + dist.get_rank() // args.cut)  # ranks that share layers drop out alike
 
     protected = gemini_lab.protect(model=models, optimizer=optimizers, data=data)
-    batches = endless(loader)
+    batches = endless(loader, sampler)
     for step in protected.steps(args.steps):
         losses: list[torch.Tensor] = []
         (tokens,) = next(batches) if data else (None,)

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from gemini_lab import Job, Lab
+from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.file import read_log
+from gemini_lab_bench.benches.live_lab import wait_for
+from gemini_lab_bench.benches.resize import means
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 STEPS = 14
@@ -57,6 +60,7 @@ TELLS = (
         if reads_last:
             loss =""",
 )
+SAYS_ALL = "log(loss=loss.item(), digest=digest([optimizer]))"
 
 
 def example(name, *changes):
@@ -81,10 +85,10 @@ def values_of(run):
     return found
 
 
-def train(lab, script, arguments, *, scenario=None, strikes=False):
+def train(lab, script, arguments, *, scenario=None, strikes=False, **settings):
     env = {"GEMINI_LAB_STRIKES": "1"} if strikes else {}
     job = Job(script=str(script), args=[*arguments, "--steps", str(STEPS)], env=env)
-    return lab.train(job, scenario=scenario, persistent_url=None)
+    return lab.train(job, scenario=scenario, persistent_url=None, **settings)
 
 
 def test_stages_with_columns_lose_a_worker_of_each_amid_a_schedule_a_node_and_the_root(lab, script):
@@ -115,7 +119,7 @@ def test_a_node_lost_between_two_optimizers_steps_leaves_no_half_update(lab, scr
                 strike("between", kills=False)
 """
     text = example("train_pipeline.py", TELLS, ("            optimizer.step()\n", between))
-    path, arguments = script(text), ["--copies", "1", "--schedule", "ZBVZeroBubble"]
+    path, arguments = script(text), ["--places", "4", "--schedule", "ZBVZeroBubble"]
     quiet = train(lab, path, arguments).wait(200)
     run = train(lab, path, arguments, strikes=True)
     deadline_s = time.monotonic() + 120
@@ -131,13 +135,7 @@ def test_a_node_lost_between_two_optimizers_steps_leaves_no_half_update(lab, scr
 
 @pytest.mark.timeout(600)
 def test_a_node_with_two_ranks_of_a_row_and_the_roots_node_are_lost(tmp_path, script):
-    text = example(
-        "train_2d.py",
-        (
-            "        protected.log(loss=loss.item())\n",
-            "        protected.log(loss=loss.item(), digest=digest([optimizer]))\n",
-        ),
-    )
+    text = example("train_2d.py", ("log(loss=loss.item())", SAYS_ALL))
     path = script(text)
     with Lab(2, 1, workers_per_node=2, folder=tmp_path / "lab") as lab:
         quiet = train(lab, path, []).wait(200)
@@ -152,6 +150,52 @@ def test_a_node_with_two_ranks_of_a_row_and_the_roots_node_are_lost(tmp_path, sc
     assert len(values_of(quiet)) == 4 * STEPS
     assert values_of(run) == values_of(quiet)
     assert run.report().losses_match(quiet.report())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("train_2d.py", [("log(loss=loss.item())", SAYS_ALL)], 2, [(2, 3), (3, 2)]),
+        ("train_pipeline.py", [TELLS], 1, [(4, 6), (6, 4)]),
+    ],
+    ids=["tensor parallel", "pipeline"],
+)
+def test_ranks_that_differ_come_in_whole_models_and_go_with_a_node(tmp_path, script, case):
+    """A resize on request, with two standbys; then a node is lost, and none stands by."""
+    name, changes, workers, sizes = case
+    nodes, more = sizes[0]
+    still = ("nn.Dropout(0.1)", "nn.Dropout(0.0)")  # what new ranks drop out is their own
+    path = script(example(name, still, *changes))
+    with Lab(nodes, more - nodes, workers_per_node=workers, folder=tmp_path / "lab") as lab:
+        lab.wait_until_ready()
+        quiet = train(lab, path, []).wait(200)
+        run = train(lab, path, [], hold_at=[3, 9], when_short="shrink", shrink_after_s=0)
+        run.wait(until=3)
+        if workers == 1:
+            with pytest.raises(ConfigError, match=r"a model takes 2 ranks .*; give it 4 or 6"):
+                run.resize(5)
+        run.resize(more)
+        wait_for(run, recoveries=1)
+        run.wait(until=9)
+        deadline_s = time.monotonic() + 120
+        while not (spares := {*lab.living} - {*run.members}):  # which the lab asked for since
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        for node in (*spares, run.members[-1]):
+            run.inject(NodeLoss(node))
+        run.wait(300)
+    told = [entry.event for entry in run.events("resized")]
+    assert [(one.nodes_then, one.nodes) for one in told] == sizes
+    assert {one.tier for one in run.report().recoveries} == {"memory"}
+    assert run.report().divergences == ()
+    first, known = told[0].iteration, values_of(quiet)
+    before = {at: said for at, said in values_of(run).items() if at[1] < first}
+    assert before == {at: known[at] for at in before}
+    assert len(before) == (first - 1) * nodes * workers
+    whole, found = means(quiet.report()), means(run.report())
+    assert len(whole) == STEPS
+    assert found == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize("zero", [0, 1])

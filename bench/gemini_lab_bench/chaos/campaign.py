@@ -16,7 +16,7 @@ from gemini_lab_bench.chaos.faults import Fault, Schedule, draw
 from gemini_lab_bench.chaos.kinds import KINDS
 from gemini_lab_bench.chaos.oracles import problems
 from gemini_lab_bench.chaos.result import CampaignResult
-from gemini_lab_bench.chaos.scene import AXES
+from gemini_lab_bench.chaos.scene import UNLIKE
 from gemini_lab_bench.chaos.suffer import Suffered, suffer, undisturbed
 from gemini_lab_bench.chaos.turn import FaultInRun
 
@@ -74,7 +74,7 @@ class CampaignPlan:
             resizes="resizable" in jobs,
             keeps=self.keeps,
             # Of every two runs one, if such a job has ranks for these machines.
-            differs=number % 2 == 1 and self.nodes in AXES and jobs <= {"usual"},
+            differs=number % 2 == 1 and self.nodes in UNLIKE and jobs <= {"usual"},
         )
 
 

@@ -112,8 +112,8 @@ from gemini_lab.training.gpt_job import main
 assert own_part.TEXT
 sys.exit(main())
 """
-AXES: Final = {4: ("1", "2"), 8: ("2", "2")}
-"""Data parallel and tensor parallel ranks of each of two stages, by machines."""
+UNLIKE: Final = (4, 8)
+"""Machines for two stages of two tensor parallel ranks each, and of as many data parallel ones."""
 STAGES: Final = Path(__file__).parents[3] / "docs" / "examples" / "train_pipeline.py"
 """The job whose ranks differ: the example of the docs."""
 _HEAD: Final = """

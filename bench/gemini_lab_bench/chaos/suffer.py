@@ -22,7 +22,7 @@ from gemini_lab_bench.chaos.aftermath import Aftermath, Losses
 from gemini_lab_bench.chaos.faults import Schedule
 from gemini_lab_bench.chaos.observer import Observer, TierObserver
 from gemini_lab_bench.chaos.oracles import losses_of
-from gemini_lab_bench.chaos.scene import AXES, Scene, scene_of
+from gemini_lab_bench.chaos.scene import Scene, scene_of
 from gemini_lab_bench.chaos.strikes import Strikes
 from gemini_lab_bench.chaos.told import LogSoFar
 from gemini_lab_bench.chaos.turn import FaultInRun, RunUnderFaults, StoodStillError
@@ -195,8 +195,7 @@ def run_command(schedule: Schedule, folder: Path, scene: Scene) -> list[str]:
     """Return what `gemini-lab` is told, so that the run's folder is `folder / "run"`."""
     arguments = job_of(schedule).args
     if schedule.differs:
-        copies, cut = AXES[schedule.nodes]
-        arguments = ("--steps", str(schedule.iterations), "--copies", copies, "--cut", cut)
+        arguments = ("--steps", str(schedule.iterations), "--cut", "2")
     where = ["--hosts", ",".join(scene.hosts.names)] if scene.hosts else []
     keep = ["--set", "keep_processes=true"] if schedule.keeps else []
     quick = [f"--set={name}={value}".lower() for name, value in SETTINGS.items()]
