@@ -355,8 +355,8 @@ def restore_planned(
     receipt, small = restored
     newest = iteration_in(small)
     if newest is not None:
-        # By its present number: after a resize another rank's may have gone to it.
-        session.emit(msgspec.structs.replace(newest, rank=place.rank, restored=True))
+        # After a resize it may bear another rank's number, by which the log knows the iteration.
+        session.emit(msgspec.structs.replace(newest, restored=True))
     for event in _told(receipt, place, plan.version):
         session.emit(event)
     for watch in state.script.watches:
