@@ -355,7 +355,6 @@ def restore_planned(
     receipt, small = restored
     newest = iteration_in(small)
     if newest is not None:
-        # After a resize it may bear another rank's number, by which the log knows the iteration.
         session.emit(msgspec.structs.replace(newest, restored=True))
     for event in _told(receipt, place, plan.version):
         session.emit(event)

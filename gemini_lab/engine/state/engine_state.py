@@ -235,7 +235,12 @@ class EngineState:
         heir.remark(f"{layout.world_size} ranks go on from a version of {len(layouts)} ranks")
         unfolded = [small_state.unfold(decode_framed(smalls[rank])) for rank in then]
         small = small_state.recast(
-            unfolded, heir, self.framework, self.script, may_restart=may_restart
+            unfolded,
+            heir,
+            self.framework,
+            self.script,
+            may_restart=may_restart,
+            had_number=then[heir.rank : heir.rank + 1] == [layout.rank],
         )
         small["identity"], small["batch"] = self._identity, small.get("batch", self.batch)
         if keep_batch and (self.script.watches or self.is_data_even):  # as a later stage's are not

@@ -355,8 +355,17 @@ def recast(
     script: ScriptState,
     *,
     may_restart: bool,
+    had_number: bool,
 ) -> StateDict:
     """Return what `capture` would have given here, with its surroundings.
+
+    Args:
+        smalls: The captures of the former ranks of this data-parallel group.
+        heir: This rank.
+        framework: Whose model and optimizer.
+        script: What the script handed over.
+        may_restart: Whether data may be read from their beginning.
+        had_number: Whether the rank that this one inherits from has the same number in the job.
 
     Raises:
         ConfigError: Something of it cannot be taken over; says what, and the way out.
@@ -388,7 +397,7 @@ def recast(
         _TRAINS: smalls[0].get(_TRAINS, []),
         _MODES: smalls[0].get(_MODES, []),
         _ORDERS: heir.shared([one.get(_ORDERS, []) for one in smalls], "DDP's buckets"),
-        "extra": _extra(smalls, heir),
+        "extra": _extra(smalls, heir, had_number=had_number),
         "at_top": all(one.get("at_top") for one in smalls),
     }
 
@@ -406,9 +415,9 @@ def _keepsake(name: str, smalls: Sequence[StateView], heir: Heir, script: Script
     return heir.own(values, what)
 
 
-def _extra(smalls: Sequence[StateView], heir: Heir) -> StateDict:
+def _extra(smalls: Sequence[StateView], heir: Heir, *, had_number: bool) -> StateDict:
     """Return what the rank of this number said of its newest iteration; a new one said nothing."""
-    if heir.rank < heir.ranks_then:
+    if had_number:
         return dict(smalls[heir.rank]["extra"])
     first = smalls[0]["extra"]
     return {name: value if name in _EVERYWHERE else {} for name, value in first.items()}
