@@ -209,7 +209,7 @@ class Grid(ipywidgets.GridBox):  # type: ignore[misc]
 
     def __init__(self, rows: Sequence[str], columns: Sequence[str], marks: Sequence[str]) -> None:
         self._rows, self._marks = {row: [""] * len(columns) for row in rows}, ("", *marks)
-        styles = ("", "primary", "success", "warning", "info")
+        styles = ("", "success", "primary", "warning", "info")
         self._styles = dict(zip(self._marks, styles, strict=False))
         self.buttons = {
             (row, number): ipywidgets.Button(
