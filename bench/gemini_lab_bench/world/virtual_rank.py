@@ -309,11 +309,18 @@ class VirtualRank:
         if plan.version is not None:
             if plan.tier == "memory" and not plan.cuts:  # else peers have no copies of it yet
                 self._note_full()
+            self._begin()
             await self._update()
         has_gone_back, obeyed = False, 0
         while True:
+            # A version becomes whole while the next iteration computes, or just before.
+            is_early = (self.version + self.start.rank) % 3 > 0
+            if is_early and not self._is_over():
+                self._begin()
             if not has_gone_back:
                 await self._replicate()
+            if not is_early and not self._is_over():
+                self._begin()
             mine = _Asked(self.wants_hold, self._is_over(), self._order)
             asked: list[_Asked] = await self.job.meet(self, ("whole", self.moment), mine)
             self._note_full()
@@ -588,8 +595,7 @@ class VirtualRank:
         self.say(Held(rank=self.start.rank, epoch=self.start.epoch, version=self.version))
         await asyncio.Event().wait()
 
-    async def _update(self) -> None:
-        began_s = self.world.loop.time()
+    def _begin(self) -> None:
         self._event(
             events.IterationBegun(
                 rank=self.start.rank,
@@ -598,6 +604,9 @@ class VirtualRank:
                 inputs=events.Inputs(batch=f"{self.version}", random={}, ranks=self.job.size),
             )
         )
+
+    async def _update(self) -> None:
+        began_s = self.world.loop.time()
         work_s = self.machine.random.uniform(0.2, 0.6) * self.world.shape.pace
         await asyncio.sleep(work_s * self.machine.slowness)
         mine = self.state, self.machine.name if self.machine.is_wrong else ""
