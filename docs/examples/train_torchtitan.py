@@ -103,8 +103,10 @@ def configuration(arguments: argparse.Namespace) -> Trainer.Config:
     training.disable_cuda_graphs, training.mixed_precision_param = True, "float32"
     parallelism.spmd_backend = "partial_dtensor"
     parallelism.tensor_parallel_degree = arguments.tensor_parallel
-    # Every step is a version; on disk TorchTitan saves every thousandth step, and the last.
-    config.checkpoint = TitanCheckpoints.Config(enable=True, interval=1000)
+    # Every step is a version; on disk TorchTitan saves nothing by itself, or the last step.
+    config.checkpoint = TitanCheckpoints.Config(
+        enable=True, interval=1000, load_only=not arguments.saves
+    )
     return config
 
 
@@ -113,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", default="outputs")
     parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--saves", action="store_true")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     trainer = configuration(parser.parse_args()).build()
     for module in (part for model in trainer.model_parts for part in model.modules()):

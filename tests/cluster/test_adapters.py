@@ -239,6 +239,7 @@ def test_torchtitans_trainer_comes_back_bit_by_bit(both, tmp_path):
         ('"--folder", default="outputs"', '"folder"'),
         ('"--tensor-parallel", type=int, default=1', '"--tensor-parallel", type=int, default=2'),
         ("default=14", "default=12"),
+        ('"--saves", action="store_true"', '"--saves", action="store_true", default=True'),
         ("    trainer.close()\n", HELD),
     ):
         assert text.count(old) == 1, old
