@@ -49,6 +49,7 @@ class TitanCheckpoints(CheckpointManager):  # type: ignore[misc]
         session, trainer = sessions.current, self._trainer
         has_version = session is not None and session.start.plan.version is not None
         found = False if has_version else bool(super()._load(step))
+        self._counts.done = trainer.step  # of a checkpoint that is gone on from
         self._protected = protect(
             model=self._parts["model_parts"],
             optimizer=[*self._parts["optimizers"]],
@@ -90,11 +91,10 @@ class _Counts:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.done: int | None = None  # steps; `None` before the first
+        self.done: int = trainer.step  # steps: the Trainer counts one when it begins it
 
     def state_dict(self) -> StateDict:
-        counts: StateDict = dict(self._trainer.state_dict())
-        return counts if self.done is None else {**counts, "step": self.done}
+        return {**self._trainer.state_dict(), "step": self.done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._trainer.load_state_dict(dict(state))
