@@ -315,11 +315,14 @@ OLD_RULES = {
         schedule=((42.564, "kill_rank", 3),),
     ),
     "agents forget rewinds": OldRule(((WorkerHistory, "_go_back", _forgets),)),
-    "nothing is said again": _root(
-        SaysNothingAgain,
-        2,
-        WorldShape(),
-        *((5.0, "fuse", 0, 0), (0.0, "kill_rank", 0), (8.0, "tier_up")),
+    "nothing is said again": replace(
+        _root(
+            SaysNothingAgain,
+            0,
+            WorldShape(),
+            *((5.0, "fuse", 0, 0), (0.0, "kill_rank", 0), (8.0, "tier_up")),
+        ),
+        among=100,
     ),
     "an exclusion never ends": _root(
         ExcludesForGood,
