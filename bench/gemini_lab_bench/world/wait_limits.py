@@ -77,6 +77,7 @@ class WaitLimits:
                 and machine.net.opens
                 and not machine.net.refuses
                 and not world.store.is_full
+                and not world.network.slow_s  # a connection may take longer than is waited for
                 and machine not in world.drained
                 and all(open_(*way) for way in ways)
             )
