@@ -13,7 +13,7 @@ from typing import Final, get_args
 from gemini_lab import recovery
 from gemini_lab.log import events
 from gemini_lab.node.root_shell import RootShell
-from gemini_lab.recovery.messages import EventSaid, FromAgentMessage, RootOrder
+from gemini_lab.recovery.messages import EventSaid, FromAgentMessage, RootOrder, WordsSaid
 from gemini_lab.recovery.protocol import (
     AgentLost,
     FromAgent,
@@ -29,6 +29,8 @@ from gemini_lab.seats import listed
 PHASES: Final = tuple(phase for phase in get_args(Phase) if phase in ACTIVE)
 NO_ROOT: Final = "no root"
 """In the place of a phase, while no machine is root."""
+CARRIERS: Final = (EventSaid, WordsSaid)
+"""Messages that count by what they carry."""
 OF_WORKERS: Final = ("starting", "running", "finishing")
 """In which workers of the run's epoch may say something."""
 ANSWERS: Final = {
@@ -117,7 +119,8 @@ class Coverage:
             if root is not None:
                 self._before = root.state
                 if root.state.phase in ACTIVE and not _is_old(happening, root.state):
-                    self.marks[f"{_name(happening)} while {root.state.phase}"] += 1
+                    names = _names(happening)
+                    self.marks.update(f"{name} while {root.state.phase}" for name in names)
             return happening
 
         def sent(node: str, order: RootOrder) -> None:
@@ -151,7 +154,7 @@ class Coverage:
 
 def all_marks() -> list[str]:
     """Return all marks that there are."""
-    messages = [kind.__name__ for kind in get_args(FromAgentMessage) if kind is not EventSaid]
+    messages = [kind.__name__ for kind in get_args(FromAgentMessage) if kind not in CARRIERS]
     messages += [kind.__name__ for kind in get_args(HeardEvent)]
     phases = {name: ANSWERS.get(name, OF_WORKERS) for name in messages}
     always = [f"lost ({cause})" for cause in LOSSES]
@@ -187,17 +190,19 @@ def _is_old(happening: Happening, state: RootState) -> bool:
     return isinstance(happening, Tick)
 
 
-def _name(happening: Happening) -> str:
+def _names(happening: Happening) -> list[str]:
     match happening:
         case AgentLost(cause=cause):
-            return f"lost ({cause})"
+            return [f"lost ({cause})"]
         case Requested(request=request):
-            return type(request).__name__
+            return [type(request).__name__]
         case FromAgent(message=EventSaid(entry=entry)):
-            return type(entry.event).__name__
+            return [type(entry.event).__name__]
+        case FromAgent(message=WordsSaid(words=words)):
+            return [type(word).__name__ for word in words]
         case FromAgent(message=message):
-            return type(message).__name__
-    return type(happening).__name__
+            return [type(message).__name__]
+    return [type(happening).__name__]
 
 
 def _grouped(marks: Iterable[str]) -> dict[str, list[str]]:
