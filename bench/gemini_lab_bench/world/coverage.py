@@ -67,7 +67,7 @@ MOMENTS: Final = {
     "an agent joins": events.NodeJoined,
     "an agent is lost": events.NodeLost,
 }
-_MADE: Final = re.compile(r"(?m)^(?!\s*case ).*?\bevents\.([A-Z]\w+)\(")
+_MADE: Final = re.compile(r"\b([A-Z]\w+)\(")
 """Where an event is made, and not only matched."""
 
 
@@ -172,14 +172,15 @@ def all_marks() -> list[str]:
 
 def _events_of_root() -> list[str]:
     """Return the names of events that rooms of the root agent make, by their source."""
-    found = {"RootElected"}
+    found = {"RootElected", "LinkCut"}  # which its shell and its connections make
     for file in sorted(Path(recovery.__path__[0]).rglob("*.py")):
-        found |= {name for name in _MADE.findall(file.read_text()) if _is_said(name)}
+        lines = [x for x in file.read_text().splitlines() if not x.lstrip().startswith("case ")]
+        found |= {name for name in _MADE.findall("\n".join(lines)) if _is_said(name)}
     return sorted(found)
 
 
 def _is_said(name: str) -> bool:
-    kind = getattr(events, name)
+    kind = getattr(events, name, None)
     return isinstance(kind, type) and kind in get_args(events.AnyEvent)
 
 
