@@ -98,12 +98,12 @@ def test_large_values_are_written_out():
 
 
 def test_the_list_keeps_names_and_words_apart_and_a_benchs_own_help_has_its_options_alone(capsys):
-    for arguments in (["--help"], ["drain", "--help"], ["--help", "verify"]):
+    for arguments in (["--help"], ["drain", "--help"], ["--help", "control"]):
         with pytest.raises(SystemExit):
             bench.command(arguments)
     said = capsys.readouterr().out
-    every, drain, verify = (part for part in said.split("usage: ") if part)
+    every, drain, control = (part for part in said.split("usage: ") if part)
     assert all(f"  {name} " in every for name in bench.BENCHES)
     assert "--only {kept,anew}" in drain
     assert "--lines" not in drain
-    assert "--clean" in verify
+    assert "--agents" in control

@@ -247,7 +247,7 @@ def test_the_smallest_is_found_drawn_and_replayed_until_it_is_mended():
     assert (again.case, again.fault) == (found.case, found.fault)
     drawn = view(found).bundle()["text/html"]
     assert "Broken: root" in drawn
-    assert "Failed(worker_exited)" in drawn
+    assert "Failed(node_lost, node-1)" in drawn
     with pytest.raises(ConfigError, match="no failures of its own"):
         found.scenario(iteration=1)
 

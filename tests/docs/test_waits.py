@@ -38,6 +38,7 @@ WAITS = {
     "the same, after that": ["kept.groups.ORDER_S"],
     "its warm parent: imports": ["node.host.IMPORTS_S", "node.host.ANSWER_S"],
     "a warm parent that ends": ["node.host.MOST_LOST_IMPORTS"],
+    "the words of its other ranks": ["node.lab_link.HOLD_S"],
     "a worker to show its stacks": ["node.stacks.PULSE_S", "node.stacks.SIGNAL_S"],
     "its machine's faults": ["node.health.SILENT_S", "node.health.DRIVER_S"],
     "its warm parent to be started": [

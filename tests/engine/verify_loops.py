@@ -62,7 +62,7 @@ def _stand_still():
     raise StandsStillError
 
 
-def verifying(job, said, strike):
+def verifying(job, said, strike=lambda: None):
     """Makes what has a job's iterations verified, as its case says.
 
     `strike` is called while another rank's work is computed again.
