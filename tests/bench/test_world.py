@@ -1,6 +1,7 @@
 """The real agents in simulated worlds: what holds in all, and what was found there."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from gemini_lab.node import root_shell
 from gemini_lab_bench.chaos.command import parser
+from gemini_lab_bench.world import seeds
 from gemini_lab_bench.world.coverage import Coverage, all_marks
 from gemini_lab_bench.world.schedule import draw
 from gemini_lab_bench.world.seeds import explore, run, run_seed, shrink
@@ -74,6 +76,18 @@ def test_a_command_runs_seeds_and_says_which_break(capsys):
     assert "no root" in said
     assert "marks were reached; never:" in said
     assert parser().parse_args(["--simulated", "4:"]).simulated[:2] == range(4, 6)
+
+
+def test_the_seed_under_way_ends_before_ctrl_c_ends_the_others(monkeypatch, capsys):
+    """An interrupt within a world would reach one of its tasks, and leave its slabs."""
+
+    def interrupted(seed):
+        os.kill(os.getpid(), signal.SIGINT)
+        return run_seed(seed)
+
+    monkeypatch.setattr(seeds, "run_seed", interrupted)
+    assert explore(range(3))
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 seeds")
 
 
 def test_what_seeds_reach_is_counted_among_all_marks_that_there_are():

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import hashlib
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,20 +80,21 @@ def run_world(one: BefallenWorld) -> Ran:
 def _run_alone(one: BefallenWorld) -> Ran:
     world = one.world
     try:
-        world.loop.run_until_complete(one.live())
-    except StandstillError as error:
-        world.judge.broken(str(error))
-    ran = Ran(
-        seed=world.seed,
-        shape=world.shape,
-        schedule=tuple(one.schedule),
-        wrong=tuple(world.judge.wrong),
-        trace=tuple(world.judge.trace),
-        virtual_s=world.loop.time(),
-        coverage=world.judge.coverage,
-    )
-    world.end()
-    return ran
+        try:
+            world.loop.run_until_complete(one.live())
+        except StandstillError as error:
+            world.judge.broken(str(error))
+        return Ran(
+            seed=world.seed,
+            shape=world.shape,
+            schedule=tuple(one.schedule),
+            wrong=tuple(world.judge.wrong),
+            trace=tuple(world.judge.trace),
+            virtual_s=world.loop.time(),
+            coverage=world.judge.coverage,
+        )
+    finally:
+        world.end()  # whatever happens: else its slabs stay
 
 
 def run_seed(seed: int) -> Ran:
@@ -142,6 +144,25 @@ def parsed(text: str) -> range:
     raise argparse.ArgumentTypeError(f"{text!r} names no seeds; give A:B, A: or one number")
 
 
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Note the first Ctrl-C, so that the seed under way ends; the second one interrupts at once.
+
+    An interrupt within a world would reach whichever of its tasks runs, and each would report it.
+    """
+    noted, before = list[int](), signal.getsignal(signal.SIGINT)
+
+    def note(number: int, _: object) -> None:
+        noted.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note if before is not signal.SIG_IGN else before)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def explore(seeds: Iterable[int], *, covers: bool = False) -> bool:
     """Run seeds until all have run or a user interrupts; return whether all hold.
 
@@ -151,8 +172,10 @@ def explore(seeds: Iterable[int], *, covers: bool = False) -> bool:
     """
     began_s = told_s = time.monotonic()
     tried, virtual_s, broken, reached = 0, 0.0, list[int](), Coverage()
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), _noted_interrupts() as interrupts:
         for seed in seeds:
+            if interrupts:
+                break
             ran = run_seed(seed)
             tried, virtual_s = tried + 1, virtual_s + ran.virtual_s
             reached.add(ran.coverage)
