@@ -1,5 +1,6 @@
 """Ranks that hold different tensors lose workers, nodes and the root's node, and no bit."""
 
+import re
 import time
 from pathlib import Path
 
@@ -70,7 +71,12 @@ def example(name, *changes):
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    return text
+    # Iterations of 60 ms let two failures meet in one moment on a busy machine: with both copies of
+    # a shard gone, a run rightly waits for a user.
+    loop = re.search(r"( +)for step in protected[.]steps[(].*:\n", text)
+    assert loop
+    pause = f"{loop[1]}    __import__('time').sleep(0.15)\n"
+    return text[: loop.end()] + pause + text[loop.end() :]
 
 
 def values_of(run):
@@ -102,8 +108,8 @@ def test_stages_with_columns_lose_a_worker_of_each_amid_a_schedule_a_node_and_th
     scenario = (
         Scenario()
         .add(WorkerCrash("rank-0"), iteration=3)
-        .add(NodeLoss("rank-2"), iteration=9)
-        .add(RootLoss(), iteration=11)
+        .add(NodeLoss("rank-2"), iteration=8)
+        .add(RootLoss(), iteration=12)
     )
     run = train(lab, path, [], scenario=scenario, strikes=True).wait(300)
     assert len(run.report().recoveries) == 4
@@ -227,8 +233,8 @@ def main() -> None:
         Scenario()
         .add(WorkerCrash("rank-0"), iteration=3)
         .add(WorkerCrash("rank-3"), iteration=6)
-        .add(NodeLoss("rank-2"), iteration=9)
-        .add(RootLoss(), iteration=11)
+        .add(NodeLoss("rank-2"), iteration=8)
+        .add(RootLoss(), iteration=12)
     )
     run = train(lab, path, arguments, scenario=scenario).wait(300)
     assert len(run.report().recoveries) == 4
