@@ -33,6 +33,8 @@ def _records(data):
             place += 0x8000 - place % 0x8000
             continue
         size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        if place + 7 + size > len(data):
+            return  # still being written
         whole += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in {1, 4}:  # whole, or the last part

@@ -107,6 +107,7 @@ def sums(batches):
 
 
 def rehearsed(source):
+    random.seed(5)  # by some draws a pool comes back by chance, and differs at the next place
     script = ScriptState(data=[source])
     return [*rehearse_data(script)], script
 
