@@ -110,12 +110,14 @@ class ToldSeats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the seats.
 
         Raises:
-            MessageError: A list is longer than it may be.
+            MessageError: A list is longer than it may be, or racks are told of other nodes.
             ConfigError: There are no such seats.
         """
         # Racks may be known of machines that come later, or have gone.
-        racked = _names(items_of(self.nodes_in_racks, most=MOST_MACHINES))
+        racked = [*_names(items_of(self.nodes_in_racks, most=MOST_MACHINES))]
         racks = items_of(self.racks, most=MOST_MACHINES)
+        if len(racked) != len(racks):
+            raise MessageError(f"{len(racked)} nodes are told to be in {len(racks)} racks")
         return Seats(
             nodes=self.nodes,
             standbys=self.standbys,
@@ -183,7 +185,8 @@ def items_of(runs: Iterable[tuple[int, Sequence[Item]]], *, most: int) -> list[I
         MessageError: There are more items than there may be.
     """
     told = [*runs]
-    count = sum(times * len(pattern) for times, pattern in told)
+    # An empty pattern counts: to repeat nothing 10**15 times has no end, either.
+    count = sum(times * max(1, len(pattern)) for times, pattern in told)
     if count > most:
         raise MessageError(
             f"a list of seats has {count:,} entries, and may have {most:,}; do all nodes run the "

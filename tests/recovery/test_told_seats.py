@@ -77,6 +77,14 @@ def test_more_seats_than_there_are_nodes_are_refused_before_they_are_made():
     line = told(Seats(nodes=3, members=("node-0", "node-1", "node-2")))
     with pytest.raises(MessageError, match="has 9,007,199,254,740,992 entries, and may have 3"):
         back(line.replace(b"[[1,[0]],[2,[1]]]", b"[[%d,[1]]]" % 2**53))
+    with pytest.raises(MessageError, match="may have 3"):  # nothing, so often, would never end
+        back(line.replace(b"[[1,[0]],[2,[1]]]", b"[[%d,[]]]" % 2**53))
+
+
+def test_racks_of_other_nodes_than_were_told_are_refused():
+    seats = Seats(nodes=1, members=("node-0",), rack_of={"node-0": "a", "node-1": "b"})
+    with pytest.raises(MessageError, match="2 nodes are told to be in 1 racks"):
+        back(msgspec.json.encode(msgspec.structs.replace(ToldSeats.of(seats), racks=[(1, ["a"])])))
 
 
 @given(st.sets(st.integers(0, 40)))

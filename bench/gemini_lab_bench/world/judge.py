@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
@@ -120,7 +122,8 @@ class Judge:
                     self.broken(f"term {term} has two roots, {self._roots[term]} and {event.name}")
                 self._term = term
             case events.RecoveryStarted():
-                self._told(self._started, event)
+                # Each root agent tells the time by its machine's clock, which may have jumped.
+                self._told(self._started, msgspec.structs.replace(event, failed_at_s=0.0))
             case events.NodeLost() if not self.world.is_closing and self.waits.lost_though_well(
                 event, machine
             ):

@@ -18,7 +18,7 @@ SYN_S: Final = 127.0
 RESETS: Final = ("at once", "in a frame", "after all has arrived", "at one end")
 """How a connection breaks. In a frame: half of what was on its way arrives. After all has
 arrived: its sender does not know, and says it again. At one end: the other learns of it when it
-writes."""
+writes, or when its kernel next asks whether the connection is alive."""
 
 
 @dataclass(eq=False, slots=True)
@@ -111,6 +111,8 @@ class VirtualNetwork:
             if how != RESETS[3] or end.host.name == first:
                 error = ConnectionResetError(errno.ECONNRESET, "reset")
                 self.loop.soon(end.process, end.fail, error)
+            else:
+                end.ask_if_alive()
 
     def delay_s(self) -> float:
         """Return how long a packet takes."""
@@ -371,6 +373,12 @@ class _End(asyncio.Transport):
             self._network.loop.soon(self.process, self.protocol.connection_lost, error)
         if not self._queue:
             self._network.forget(self)
+
+    def ask_if_alive(self) -> None:
+        """Break when the kernel next asks the other end, which is gone: see `break_after`."""
+        if self._silent_limit_s is not None:
+            reset = ConnectionResetError(errno.ECONNRESET, "the other end is gone")
+            self._network.loop.after(self._silent_limit_s / 2, self.fail, reset)
 
     def watch_silence(self) -> None:
         """Break after the limit, unless the other machine answers before."""
