@@ -117,7 +117,7 @@ class ToldSeats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         racked = [*_names(items_of(self.nodes_in_racks, most=MOST_MACHINES))]
         racks = items_of(self.racks, most=MOST_MACHINES)
         if len(racked) != len(racks):
-            raise MessageError(f"{len(racked)} nodes are told to be in {len(racks)} racks")
+            raise MessageError(f"{len(racked)} nodes come with {len(racks)} racks")
         return Seats(
             nodes=self.nodes,
             standbys=self.standbys,

@@ -83,7 +83,7 @@ def test_more_seats_than_there_are_nodes_are_refused_before_they_are_made():
 
 def test_racks_of_other_nodes_than_were_told_are_refused():
     seats = Seats(nodes=1, members=("node-0",), rack_of={"node-0": "a", "node-1": "b"})
-    with pytest.raises(MessageError, match="2 nodes are told to be in 1 racks"):
+    with pytest.raises(MessageError, match="2 nodes come with 1 racks"):
         back(msgspec.json.encode(msgspec.structs.replace(ToldSeats.of(seats), racks=[(1, ["a"])])))
 
 
