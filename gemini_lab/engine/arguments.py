@@ -70,11 +70,7 @@ def as_engine(
 def with_schedule(
     also: Mapping[str, Keepable] | None, scheduler: Stateful | Sequence[Stateful] | None
 ) -> dict[str, Keepable]:
-    """Return `also`, with the schedules that a script hands over.
-
-    Raises:
-        ConfigError: The schedule has no state, or its name is taken.
-    """
+    """Return `also`, with the schedules that a script hands over."""
     named = dict(also or {})
     is_list = isinstance(scheduler, list | tuple)
     for number, one in enumerate(as_sources(scheduler)):
@@ -91,11 +87,7 @@ def with_schedule(
 
 
 def require_engine(engine: object) -> Engine:
-    """Refuse what is no engine.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Refuse, with a ConfigError, what is no engine."""
     if isinstance(engine, TorchEngine):  # an adapter made it
         return engine
     if isinstance(engine, DeepSpeedEngine):
@@ -126,11 +118,7 @@ def require_engine(engine: object) -> Engine:
 
 
 def require_parts(client_state: object, also: object) -> None:
-    """Refuse a client state, or an `also`, of the wrong type.
-
-    Raises:
-        ConfigError: It is of one.
-    """
+    """Refuse, with a ConfigError, a client state or an `also` of the wrong type."""
     if client_state is not None and not isinstance(client_state, dict):
         raise ConfigError(
             f"client_state= is {kind_of(client_state)}; give a dict, which is restored in "
@@ -166,22 +154,14 @@ def require_rewind(steps: object, skip: object) -> None:
 
 
 def numbers_of(values: StateDict) -> dict[str, float]:
-    """Return what a script logs as plain numbers.
-
-    Raises:
-        ConfigError: One is no number, a name is too long, or there are too many.
-    """
+    """Return what a script logs as plain numbers, or raise a ConfigError."""
     for name in require_few(values):
         require_text("a logged value's name", name, most=LONGEST_NAME)
     return {name: _logged(name, value) for name, value in values.items()}
 
 
 def require_few(values: dict[str, Value]) -> dict[str, Value]:
-    """Return what a script logs of an iteration, if it is not too much.
-
-    Raises:
-        ConfigError: It is.
-    """
+    """Return what a script logs of an iteration; refuse too many values with a ConfigError."""
     if len(values) > MOST_VALUES:
         raise ConfigError(
             f"protected.log was given {len(values):,} values of one iteration; give {MOST_VALUES} "

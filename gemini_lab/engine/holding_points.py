@@ -33,11 +33,7 @@ class HoldingPoints:
 
     @classmethod
     def at(cls, wanted: int | Sequence[int]) -> Self:
-        """Check what a user asks for.
-
-        Raises:
-            ConfigError: It is not an iteration, or a list of at most a hundred.
-        """
+        """Check what a user asks for: an iteration, or a list of at most a hundred."""
         asked = list(wanted) if isinstance(wanted, Sequence) else [wanted]
         if len(asked) > MOST or not all(
             isinstance(each, int) and not isinstance(each, bool) and 1 <= each <= LARGEST

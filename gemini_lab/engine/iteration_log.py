@@ -183,11 +183,7 @@ class IterationLog:
             self._emit(IterationBegun(iteration=iteration, inputs=inputs.read()))
 
     def add(self, values: StateDict) -> None:
-        """Attach values to the iteration that is computed, or else to the newest.
-
-        Raises:
-            ConfigError: One is no number, or there are too many.
-        """
+        """Attach values to the iteration that is computed, or else to the newest."""
         if not self.counts:
             return
         self._say_begin()  # to log a loss, one waits for a GPU
@@ -210,12 +206,7 @@ class IterationLog:
         return {_LAST: {name: fields[name] for name in fields if name not in _SAID_ANEW}}
 
     def end(self, iteration: int, *, waited_s: float) -> None:
-        """Report an iteration: its optimizer step has ended.
-
-        Args:
-            iteration: Its number, from 1.
-            waited_s: How much of its time went into waiting for the version before.
-        """
+        """Report an iteration: its optimizer step has ended."""
         self._say_begin(wait=True)
         now_s, worked_s = self._clock(), self._work_s()
         self.newest = Iteration(

@@ -69,12 +69,7 @@ class ExecutedCode:
         self.on_file(path, digest)
 
     def files(self, is_own: Callable[[str], bool], *, folders: tuple[str, ...]) -> dict[str, str]:
-        """Return the digests of the script's own files, by name.
-
-        Args:
-            is_own: Whether a path is one of them.
-            folders: The script's, and its working folder: names are told from there.
-        """
+        """Return the digests of the script's own files, by name as seen from `folders`."""
         own = [path for path in sorted(self._digests) if is_own(path)][:MOST_FILES]
         return {name_of(path, folders): self._digests[path] for path in own}
 
@@ -273,11 +268,7 @@ class SameCode:
         return self._known
 
     def begin(self, settings: Settings) -> None:
-        """Say what this run executes, or refuse it if it changed and a person wants that.
-
-        Raises:
-            ConfigError: It changed.
-        """
+        """Say what this run executes, or refuse it if it changed and a person wants that."""
         self._stops = settings.on_code_change == "stop"
         if names := changed(self._start.code, self._known):
             self._stop_at(names)

@@ -12,22 +12,14 @@ from gemini_lab.errors import UnsupportedError
 
 
 def require(thing: object, *names: str, package: str) -> None:
-    """Refuse a version of a package one of whose objects lacks what is read of it.
-
-    Raises:
-        UnsupportedError: It lacks some; says which.
-    """
+    """Refuse a version of a package if an object of it lacks names that are read."""
     where: str = getattr(thing, "__name__", type(thing).__name__)
     missing = [name for name in names if not hasattr(thing, name)]
     require_known(missing, where, package=package)
 
 
 def require_known(missing: Collection[str], where: str, *, package: str) -> None:
-    """Refuse a version in which a caller found names missing.
-
-    Raises:
-        UnsupportedError: Something is missing; says what.
-    """
+    """Refuse a version in which a caller found names missing."""
     if missing:
         raise UnsupportedError(
             f"{package} {version(package)} has no {', '.join(missing)} in {where}, and without it "

@@ -81,11 +81,7 @@ class OldShards:
         return [*self._here]
 
     def copy(self, moves: Sequence[Move], target: memoryview) -> None:
-        """Carry out this rank's moves; all ranks call it together.
-
-        Raises:
-            BadShardError: A copy cannot be used.
-        """
+        """Carry out this rank's moves; all ranks call it together."""
         needs: dict[int, list[Move]] = {rank: [] for rank in self._seats.ranks}
         for move in moves:
             needs[self._reader(move.shard, self._rank)].append(move)

@@ -264,12 +264,7 @@ def _fetch_recut(tier: PersistentTier, version: int, place: RestoreContext) -> R
 
 
 def recut(plan: PlanPart, version: int, place: RestoreContext) -> RestoreReceipt:
-    """Put this rank's shard together of those of another number of ranks, which memory has.
-
-    Raises:
-        UnusableCopyError: A copy is damaged, or gone.
-        ConfigError: The version cannot be cut anew for this rank.
-    """
+    """Put this rank's shard together of those of another number of ranks, in memory."""
     started_s = time.perf_counter()
     try:
         old = OldShards(

@@ -211,11 +211,7 @@ def wish_of(how: int, *, version: int) -> Wish:
 
 
 def require_loop(*, is_in_loop: bool) -> None:
-    """Refuse a loop that does not say where its iterations end.
-
-    Raises:
-        UnsupportedError: It is none over `Protected.steps` or `Protected.epochs`.
-    """
+    """Refuse a loop that does not tell where its iterations end."""
     if not is_in_loop:
         raise UnsupportedError(
             "training can only go back at the top of its loop, and this loop does not tell where "
@@ -225,12 +221,7 @@ def require_loop(*, is_in_loop: bool) -> None:
 
 
 def require_steps(steps: int, *, version: int, can_rewind: bool) -> None:
-    """Refuse a rewind that cannot be.
-
-    Raises:
-        UnsupportedError: The loop does not say where iterations end.
-        ConfigError: It would go back to before the start.
-    """
+    """Refuse a rewind to before the start, or in a loop that tells no ends of iterations."""
     require_loop(is_in_loop=can_rewind)
     if not 0 <= steps <= version:
         raise ConfigError(

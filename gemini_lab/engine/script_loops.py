@@ -170,11 +170,7 @@ class ScriptLoops:
         self._outside = _Beside()
 
     def enter(self, state: LoopState) -> None:
-        """Go on to another state.
-
-        Raises:
-            ConfigError: The script cannot come to it from where it is.
-        """
+        """Go on to another state, if the script can come to it from where it is."""
         if state not in _NEXT[self.state]:
             raise ConfigError(
                 f"the script was to be {state.value}, and it is {self.state.value}; begin each "
@@ -219,13 +215,10 @@ class ScriptLoops:
         return left_out > 0
 
     def leave_out(self) -> str:
-        """Count an update before the script came to the loop that made the version.
+        """Count an update before the loop that made the version; refuse too many.
 
         Returns:
             A remark to the script's author; empty if there is none now.
-
-        Raises:
-            ConfigError: There are too many.
         """
         self._left_out += 1
         if self._left_out == MOST_LEFT_OUT:
@@ -238,11 +231,7 @@ class ScriptLoops:
         return _LEFT_OUT.format(version=self._version, loop=self.awaited) if is_said else ""
 
     def require_led(self) -> None:
-        """Refuse a pass that was to come to the loop which made the version, and has not.
-
-        Raises:
-            ConfigError: It has not.
-        """
+        """Refuse the end of a pass that was to come to the loop which made the version."""
         if self.leads_to_place:
             raise ConfigError(
                 f"version {self._version} was made in protected.{self.awaited} inside of another "
@@ -250,11 +239,7 @@ class ScriptLoops:
             )
 
     def require_arrived(self) -> None:
-        """Refuse an end of the script that never came to the loop which made the version.
-
-        Raises:
-            ConfigError: It did not, and that loop has passes left.
-        """
+        """Refuse an end of the script that never came to the loop which made the version."""
         if self.awaited is not None and not self.awaited.is_last(self._version):
             raise ConfigError(
                 f"version {self._version} was made in protected.{self.awaited}, and this start "

@@ -50,15 +50,9 @@ OTHER_S: Final = 10.0
 
 
 def cut_link(rendezvous: str, rank: int, other: int) -> int:
-    """Shut this rank's connections to another one, which calls this as well.
+    """Shut this rank's connections to another one, which calls this as well; return how many.
 
-    Args:
-        rendezvous: Address of the job's store.
-        rank: This one.
-        other: The one at the link's other end.
-
-    Returns:
-        How many it shut; the other end may have been first.
+    The other end may have been first.
 
     Raises:
         RuntimeError: The other rank does not say where its connections end, or the store is gone.
@@ -228,12 +222,9 @@ class WorkerSession:
         return answer
 
     def stand_by(self) -> WorkerStart:
-        """Say that this process could take its place beside those that train, and wait for it.
+        """Report that this process can take its place beside those that train, and wait for it.
 
-        It was started ahead; before this session listens.
-
-        Raises:
-            GeminiError: The node's agent is gone, or this process cannot join others.
+        It was started ahead; called before this session listens.
         """
         self.kept.stand_by()
         while (answer := self._channel.receive()) is not None:
@@ -253,11 +244,7 @@ class WorkerSession:
             yield
 
     def wait_for_fence(self) -> NoReturn:
-        """Wait to be ended: the root agent plans anew with what was just said.
-
-        Raises:
-            GeminiError: It did not.
-        """
+        """Wait to be ended: the root agent plans again with what was just said."""
         time.sleep(FENCE_S)
         raise GeminiError(
             "the persistent tier from which to resume is named in the script's configuration, and "
@@ -307,12 +294,9 @@ class WorkerSession:
     # -- where training stands still or ends -------------------------------------------------------
 
     def hold(self, version: int) -> None:
-        """Say that training stands still after `version`, and wait to be ended.
+        """Report that training stands still after `version`, and wait to be ended.
 
         A process that is to be kept comes back when the others are ended.
-
-        Raises:
-            GeminiError: Nobody did.
         """
         with self.pulse.within("held"):
             self._held = Held(rank=self.start.rank, epoch=self.start.epoch, version=version)
@@ -333,11 +317,7 @@ class WorkerSession:
         return self.start
 
     def stand_still(self) -> NoReturn:
-        """Wait to be ended: a machine computes wrong, as was just reported.
-
-        Raises:
-            GeminiError: Nobody did.
-        """
+        """Wait to be ended: a machine computes wrong, as was just reported."""
         with self.pulse.within("held"):
             time.sleep(HOLD_S)
         raise GeminiError(

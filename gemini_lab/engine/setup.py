@@ -103,11 +103,7 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
 
 
 def _require_uniform(framework: Framework, settings: Settings) -> None:
-    """Refuse settings by which ranks compute for one another, if none could.
-
-    Raises:
-        ConfigError: There is one; on all ranks.
-    """
+    """Refuse, on all ranks, settings by which ranks compute for one another if none could."""
     asked = {
         "verify_every": settings.verify_every is not None,
         '"replicate": "gradients"': settings.replicate == "gradients",
@@ -146,11 +142,7 @@ class ReadyEngine:
     small: Mapping[str, object]
 
     def rehearse(self) -> None:
-        """Try what a recovery does, in the room of the next version; all ranks together.
-
-        Raises:
-            UnsupportedError: Something would not come back after a failure.
-        """
+        """Try what a recovery does, in the room of the next version; all ranks together."""
         if self.settings.scheme != "none":
             slab, place, version = self.memory.slab, self.place, self.state.version
             self.state.rehearse(slab.begin(place.rank, version, place.lineage).data.data)
@@ -219,11 +211,7 @@ def ready_engine(
 
 
 def _require_all_ranks(workers: int) -> None:
-    """Refuse workers that do not know of one another.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Refuse workers that do not know of one another."""
     _, world_size = rank_and_world_size()
     if world_size != workers:
         raise ConfigError(
@@ -494,11 +482,7 @@ def _exchange(
 
 
 def require_fingerprint(found: str, saved: str | None) -> None:
-    """Refuse a job that is not that of the saved version, if its fingerprint is known.
-
-    Raises:
-        ConfigError: A rank has another model or optimizer, or there are more or fewer ranks.
-    """
+    """Refuse a job that is not that of the saved version, if its fingerprint is known."""
     if saved and saved != found:
         raise ConfigError(
             "the model, its optimizer or the number of ranks is not that of the saved version, on "

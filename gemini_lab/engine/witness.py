@@ -93,11 +93,7 @@ class Witness:
             self._write(event)
 
     def reach(self, place: PlaceName) -> None:
-        """Record that the script is there, and wait if it is to be killed there.
-
-        Raises:
-            GeminiError: The check did not kill it.
-        """
+        """Record that the script is there, and wait if it is to be killed there."""
         version = self.version
         if (place, version) in self._seen or self.is_early():
             return
@@ -249,16 +245,13 @@ class WitnessedSteps:
 
 
 class WitnessedLoops:
-    """The protected script, with a witness in its loops.
-
-    Args:
-        witness: Records what the loops reach.
-        inner: What `protect` would return without it.
-        iterations: Where to add what is logged, if no lab does.
-    """
+    """The protected script, with a witness in its loops."""
 
     def __init__(
-        self, witness: Witness, inner: Protected, iterations: IterationLog | None = None
+        self,
+        witness: Witness,
+        inner: Protected,
+        iterations: IterationLog | None = None,  # gets what is logged, if no lab does
     ) -> None:
         self._witness, self._inner, self._iterations = witness, inner, iterations
 
@@ -321,13 +314,7 @@ def is_looked_at() -> bool:
 
 
 def beside_unprotected(unprotected: Protected, engine: Engine, **given: Any) -> Protected:
-    """Return what `protect` gives without a lab; with a witness if a check looks at this process.
-
-    Args:
-        unprotected: What it gives without either.
-        engine: What trains.
-        **given: The script's `client_state` and `also`.
-    """
+    """Return what `protect` gives without a lab, with a witness if a check looks on."""
     found = look_without_lab(engine, **given)
     return unprotected if found is None else WitnessedLoops(found[0], unprotected, found[1])
 

@@ -249,16 +249,7 @@ class StandingGroups:
 
 
 class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as Any
-    """One of training's groups, as torch's functions, engines and scripts hold it.
-
-    Args:
-        groups: All groups of this process.
-        store: Shared by the group's ranks.
-        rank: This process's rank in the group.
-        size: Number of the group's ranks.
-        timeout: The limit of a collective.
-        more: Further arguments that this torch gives a Gloo group.
-    """
+    """One of training's groups, as torch's functions, engines and scripts hold it."""
 
     def __init__(
         self,

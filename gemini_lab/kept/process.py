@@ -55,11 +55,9 @@ class Heart(Protocol):
     """The worker's heartbeat, which watches training's thread."""
 
     @property
-    def idle_s(self) -> float:
-        """Seconds for which training's thread has done nothing."""
+    def idle_s(self) -> float: ...
 
-    def place(self) -> str:
-        """Return the thread's place in the script."""
+    def place(self) -> str: ...
 
 
 class Tie(Protocol):
@@ -68,22 +66,15 @@ class Tie(Protocol):
     start: WorkerStart
 
     @property
-    def pulse(self) -> Heart:
-        """The worker's heartbeat."""
+    def pulse(self) -> Heart: ...
 
-    def say(self, message: Message) -> None:
-        """Send a message to the node's agent."""
+    def say(self, message: Message) -> None: ...
 
-    def emit(self, event: AnyEvent) -> None:
-        """Write an event to the log."""
+    def emit(self, event: AnyEvent) -> None: ...
 
 
 class KeptProcess:
-    """A process that is not kept: each recovery ends it, and another one starts in its place.
-
-    Args:
-        why_not: The reason.
-    """
+    """A process that is not kept: each recovery ends it, and another one starts in its place."""
 
     def __init__(self, why_not: str = NOT_ASKED) -> None:
         self.why_not = why_not  # why this process could not continue now; empty if it can
@@ -171,11 +162,7 @@ class KeptProcess:
 
 
 class StandingProcess(KeptProcess):
-    """A process that stands still in a recovery, and continues with other ranks.
-
-    Attributes:
-        groups: Training's.
-    """
+    """A process that stands still in a recovery, and continues with other ranks."""
 
     def __init__(
         self,

@@ -26,8 +26,7 @@ class NodeWorker(Protocol):
     is_ahead: bool
 
     @property
-    def channel(self) -> LocalChannel:
-        """The connection to it."""
+    def channel(self) -> LocalChannel: ...
 
 
 class Host(Protocol):
@@ -39,11 +38,7 @@ class Host(Protocol):
 
 
 class KeptWorkers:
-    """Stops a node's workers at a fence, and lets them go on.
-
-    Args:
-        say: Tells the user why one could not.
-    """
+    """Stops a node's workers at a fence, and lets them go on."""
 
     def __init__(self, *, say: Callable[[str], None]) -> None:
         self._say = say
@@ -96,7 +91,6 @@ class KeptWorkers:
         return True
 
     def on_answer(self, said: Stands) -> None:
-        """Note a worker's answer."""
         if said.epoch != self._epoch:
             return  # to an older fence
         asked = self._asked.get(said.rank)

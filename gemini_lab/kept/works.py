@@ -14,14 +14,12 @@ _Work: Any = c10d.Work
 class Judge(Protocol):
     """A collective's group, which decides what a failure means."""
 
-    def wait_for(self, work: Any) -> None:
-        """Wait for a collective."""
+    def wait_for(self, work: Any) -> None: ...
 
     def fail(self, error: RuntimeError) -> None:
         """Raise the error, unless a rank is lost."""
 
-    def promise(self, work: Any, otherwise: list[torch.Tensor]) -> Any:
-        """Return a future of a collective."""
+    def promise(self, work: Any, otherwise: list[torch.Tensor]) -> Any: ...
 
 
 class DoneWork(_Work):  # type: ignore[misc]
@@ -66,11 +64,7 @@ class LoneWork:
         self._thread: threading.Thread | None = None
 
     def wait(self, timeout: timedelta) -> bool:
-        """Wait for the collective.
-
-        Raises:
-            RuntimeError: It failed, or is not over within the time.
-        """
+        """Wait for the collective; raise a RuntimeError if it failed, or is not over in time."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._wait, daemon=True)
             self._thread.start()
@@ -81,7 +75,6 @@ class LoneWork:
         return True
 
     def is_completed(self) -> bool:
-        """Return whether the collective is over."""
         return self._is_over.is_set()
 
     def settle(self, within_s: float) -> None:
@@ -142,11 +135,7 @@ class Watched(_Work):  # type: ignore[misc]
 
 
 class Promise:
-    """A future of which the first outcome counts.
-
-    Args:
-        otherwise: Its value if the collective is broken off.
-    """
+    """A future of which the first outcome counts; `otherwise` is that of a broken call."""
 
     def __init__(self, otherwise: Any) -> None:
         self.future: Any = torch.futures.Future()

@@ -27,12 +27,7 @@ class FreeMemory:
 def free_memory(
     *, cgroups: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")
 ) -> FreeMemory:
-    """Return the least free memory of the machine and of each control group of this process.
-
-    Args:
-        cgroups: Where the control groups are mounted.
-        membership: The file that says which groups this process is in.
-    """
+    """Return the least free memory of the machine and of each control group of this process."""
     machine = FreeMemory(size_bytes=psutil.virtual_memory().available, bound_by="the machine")
     return min([machine, *_groups(cgroups, membership)], key=lambda free: free.size_bytes)
 
@@ -51,11 +46,7 @@ def kernel_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
 
 
 def require_memory(size_bytes: int, *, purpose: str, way_out: str) -> None:
-    """Refuse `size_bytes` that cannot be taken now.
-
-    Raises:
-        CapacityError: They cannot; the message has the numbers, `purpose` and `way_out`.
-    """
+    """Refuse, with a CapacityError, `size_bytes` that cannot be taken now."""
     free = MEASURE.get()()
     if size_bytes > free.size_bytes:
         raise CapacityError(

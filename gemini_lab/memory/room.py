@@ -24,11 +24,7 @@ class Room:
 
     @classmethod
     def create(cls, size_bytes: int, *, chunk_bytes: int) -> Self:
-        """Create a room, with its memory allocated now.
-
-        Raises:
-            CapacityError: The machine or its control group has too little memory left.
-        """
+        """Create a room, with its memory allocated now."""
         require_memory(
             size_bytes,
             purpose="room for gradients, of which peers make versions",
@@ -43,11 +39,9 @@ class Room:
             raise
 
     def chunk(self, index: int) -> Bytes:
-        """Return the bytes of one chunk; the last one may be shorter."""
         return self.data[index * self.chunk_bytes : (index + 1) * self.chunk_bytes]
 
     def chunk_count(self, size_bytes: int) -> int:
-        """Return the number of chunks that cover this many bytes."""
         return count_chunks(size_bytes, self.chunk_bytes)
 
     def close(self) -> None:

@@ -68,7 +68,6 @@ class WriteBuffer:
         return self.data[index * self._chunk_bytes : (index + 1) * self._chunk_bytes]
 
     def chunk_count(self, payload_bytes: int) -> int:
-        """Return the number of chunks that cover a payload of that size."""
         return count_chunks(payload_bytes, self._chunk_bytes)
 
     def seal_chunk(self, index: int, digest: int | None = None) -> None:
@@ -86,11 +85,7 @@ class WriteBuffer:
         self.commit(payload_bytes)
 
     def commit(self, payload_bytes: int) -> None:
-        """Make the first `payload_bytes` of `data` the complete version, with one last store.
-
-        Raises:
-            IntegrityError: A chunk of them was not sealed.
-        """
+        """Make the first `payload_bytes` of `data` the complete version, with one last store."""
         count = self.chunk_count(payload_bytes)
         missing = [i for i in range(count) if i not in self._digested_bytes]
         if missing or payload_bytes > self.data.nbytes:

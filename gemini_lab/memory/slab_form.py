@@ -49,12 +49,10 @@ class ChunkDigest:
         self._state = xxhash.xxh3_64()
 
     def update(self, part: Bytes) -> None:
-        """Take in the next part."""
         self._state.update(part.data)
 
     @property
     def value(self) -> int:
-        """Of all parts so far."""
         return self._state.intdigest()
 
 
@@ -116,11 +114,7 @@ class Buffer:
 
 
 def slab_bytes(slots: Sequence[SlotSpec], *, chunk_bytes: int, buffers: int = BUFFERS) -> int:
-    """Return the memory that a slab for `slots` takes, headers and checksums included.
-
-    Raises:
-        ConfigError: A shard stands twice, a size is not above zero, or there are too few buffers.
-    """
+    """Return the memory that a slab for `slots` takes, headers and checksums included."""
     if buffers < BUFFERS:
         raise ConfigError(f"a slot needs {BUFFERS} buffers at least (got {buffers})")
     shards = [slot.shard for slot in slots]
@@ -144,7 +138,7 @@ def count_chunks(payload_bytes: int, chunk_bytes: int) -> int:
 
 
 def _pages(size_bytes: int) -> int:
-    """`size_bytes` rounded up to whole pages."""
+    """Return `size_bytes` rounded up to whole pages."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -161,7 +155,7 @@ def _seal(fields: Sequence[int]) -> int:
 
 
 def header_bytes(slots: int) -> int:
-    """Size of the header of a slab with so many slots."""
+    """Return the size of the header of a slab with so many slots."""
     return _pages((_FIRST_SLOT + 1 + 2 * slots) * _WORD)
 
 
@@ -175,7 +169,7 @@ def write_header(
 
 
 def read_header(memory: Bytes) -> tuple[int, int, tuple[SlotSpec, ...]]:
-    """Chunk size, buffers and slots; raises `IntegrityError` if a bit of the header is wrong."""
+    """Return chunk size, buffers and slots; raise an IntegrityError if a bit is wrong."""
     words = memory.view(np.uint64)
     magic, size_bytes, chunk_bytes, buffers, count = (int(word) for word in words[:_FIRST_SLOT])
     end = _FIRST_SLOT + 2 * count

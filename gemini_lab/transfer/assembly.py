@@ -42,11 +42,7 @@ def open_replicator(
     # Makes what sends differences, if the settings want that.
     differences: Callable[[Wire], Differences] | None,
 ) -> Replicator:
-    """Return a rank's replicator, hooked into training's collectives; all ranks call it together.
-
-    Raises:
-        ConfigError: It is a GPU, and not the current one.
-    """
+    """Return a rank's replicator, hooked into training's collectives; collective itself."""
     on_device = device.type == "cuda"
     wire = _open_wire(settings, group, link=link, device=device)
     is_scheduled = settings.scheme in SCHEDULED

@@ -25,7 +25,6 @@ class Operation:
     def group_of(
         self, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> dist.ProcessGroup | None:
-        """Return the process group of a call; `None` is the world."""
         found: Any = kwargs.get("group", args[self.group] if len(args) > self.group else None)
         group: dist.ProcessGroup | None = found
         return group
@@ -87,7 +86,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Stamps of a CPU backend: when the calling thread, or the backend's thread, gets there."""
+    """Stamps of a CPU backend, by the thread that gets there."""
 
     def stamp(self) -> float:
         return time.monotonic()

@@ -97,11 +97,7 @@ class CommHook:
     # -- on and off --------------------------------------------------------------------------------
 
     def attach(self) -> Self:
-        """Put the hook in place.
-
-        Raises:
-            ConfigError: Another hook is in place, or DeepSpeed has not started to communicate.
-        """
+        """Put the hook in place; refuse a second one, or one before DeepSpeed communicates."""
         if self._backend is None:
             self._backend = _deepspeed_backend()
         if hasattr(self._backend, _MARK):

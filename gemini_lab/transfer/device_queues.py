@@ -151,11 +151,7 @@ class CudaQueues:
 
 
 def require_current(device: torch.device, current: int) -> None:
-    """Refuse to protect what is not on the current GPU: copies would wait on the wrong queues.
-
-    Raises:
-        ConfigError: It is on another one.
-    """
+    """Refuse to protect what is not on the current GPU: copies would wait on the wrong queues."""
     if device.index not in {None, current}:
         raise ConfigError(
             f"the model is on cuda:{device.index}, and the current GPU of this process is "
@@ -165,11 +161,7 @@ def require_current(device: torch.device, current: int) -> None:
 
 
 def require_one_device(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
-    """Refuse tensors on other devices than `device`, or in CPU memory.
-
-    Raises:
-        UnsupportedError: There are some.
-    """
+    """Refuse tensors on other devices than `device`, or in CPU memory."""
     found = {one.device for one in tensors} - {device, torch.device("cpu")}
     if found:
         others = ", ".join(sorted(map(str, found)))
@@ -180,12 +172,7 @@ def require_one_device(tensors: Iterable[torch.Tensor], device: torch.device) ->
 
 
 def pin_on(device: torch.device, memory: Bytes) -> None:
-    """Pin a slab's memory if the worker's tensors are on a GPU: all copies to and from it are fast.
-
-    Raises:
-        ConfigError: They are on another GPU than the current one.
-        CapacityError: CUDA refuses to pin.
-    """
+    """Pin a slab's memory if the worker's tensors are on a GPU: all copies are fast then."""
     if device.type == "cuda":
         require_current(device, torch.cuda.current_device())
         pin(memory)
@@ -195,9 +182,6 @@ def pin(memory: Bytes) -> None:
     """Lock mapped memory, such as a slab's, so that the GPU copies into it by itself.
 
     It stays so until this process ends.
-
-    Raises:
-        CapacityError: CUDA refuses.
     """
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     # PyTorch pins only memory that it allocates itself; the slab is the agent's.

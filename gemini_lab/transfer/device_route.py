@@ -148,12 +148,7 @@ class DeviceRoute:
             self._lanes.follow("training", self._last)
 
     def after_call(self, calls: int, work: TransferHandle | None) -> None:
-        """Hand over the chunks of the span that follows collective number `calls`.
-
-        Args:
-            calls: Collectives called in this iteration.
-            work: Its handle, or `None`; see `Lanes.join`.
-        """
+        """Hand over the chunks of the span that follows collective number `calls`."""
         self._lanes.join("wire", work)
         self._hand_over(calls)
 

@@ -46,8 +46,7 @@ class Maker(Protocol):
     """Makes versions of one shard that is kept here, in a process of its own."""
 
     @property
-    def room(self) -> Chunks:
-        """Return room in which differences are received."""
+    def room(self) -> Chunks: ...
 
     @property
     def is_ready(self) -> bool: ...
@@ -120,11 +119,7 @@ class Differences:
         return not self._trust.is_lost
 
     def agree(self, version: OutgoingVersion) -> bool:
-        """Return whether all ranks send this version as a difference; all call it together.
-
-        Raises:
-            IntegrityError: Some rank sends another version.
-        """
+        """Return whether all ranks send this version as a difference; all call it together."""
         told = self._wire.group.all_gather([version.version, int(self._can_send(version))])
         if others := {number for number, _ in told} - {version.version}:
             raise IntegrityError(
@@ -194,11 +189,6 @@ class Differences:
         self, version: OutgoingVersion, told: Sequence[Sequence[int]], *, is_full: bool
     ) -> str:
         """Note that a version is whole everywhere.
-
-        Args:
-            version: It.
-            told: What each rank told of it.
-            is_full: Whether it was sent in full.
 
         Returns:
             Why all are from here on; empty if not, or known before.

@@ -62,11 +62,7 @@ class CheckpointGroup:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """In it, this thread writes memory, with what it gets here: see `cut`.
-
-        Raises:
-            RuntimeError: The group was cut.
-        """
+        """Let this thread write memory inside the block with what it gets here: see `cut`."""
         thread = threading.get_ident()
         self._note(thread, is_at_work=True)
         try:
@@ -77,11 +73,7 @@ class CheckpointGroup:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """In it, this thread only waits, and goes no further if the group is cut meanwhile.
-
-        Raises:
-            RuntimeError: It was.
-        """
+        """Count this thread as waiting in the block; raise a RuntimeError if the group is cut."""
         thread = threading.get_ident()
         was_at_work = thread in self._at_work
         self._note(thread, is_at_work=False)
@@ -92,21 +84,13 @@ class CheckpointGroup:
         self.require_whole()
 
     def finish(self, works: Sequence["TransferHandle"]) -> None:
-        """Wait for all of these sends and receives.
-
-        Raises:
-            RuntimeError: One failed, or the group was cut.
-        """
+        """Wait for all of these sends and receives."""
         with self.waiting():
             for work in works:
                 work.wait()
 
     def require_whole(self) -> None:
-        """Refuse to go on where the group was cut.
-
-        Raises:
-            RuntimeError: It was.
-        """
+        """Raise a RuntimeError if the group was cut."""
         if self._is_cut:
             raise RuntimeError("the connections of checkpoint traffic were closed")
 
@@ -178,9 +162,6 @@ class CheckpointGroup:
         """Return when every rank has come here, however long that takes.
 
         Not by Gloo, whose every wait has an end: a script may take hours to come to its own.
-
-        Raises:
-            RuntimeError: The group was cut, or the store is gone, as where its node is.
         """
         self._met += 1
         came, all_came = (f"gemini_lab/met/{word}/{self._met}" for word in ("came", "all"))

@@ -192,11 +192,7 @@ def group_shape(
 
 
 def _own_file(path: Path | str) -> int:
-    """Open a file of this user's own: in /tmp another one may have put something in its place.
-
-    Raises:
-        ConfigError: Another one has.
-    """
+    """Open a file of this user's own: in /tmp another one may have put something in its place."""
     try:
         # O_NOFOLLOW: /tmp may have another user's symlink of that name.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -223,9 +219,6 @@ def node_link(
         node: The node's name.
         bytes_per_s: The link's rate.
         barrier: Returns when every worker has come to it.
-
-    Raises:
-        ConfigError: The rate is not above zero.
     """
     name = "".join(c if c.isalnum() else "-" for c in f"gemini-link-{job}-{node}")
     path = Path(tempfile.gettempdir()) / name

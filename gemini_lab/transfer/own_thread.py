@@ -19,9 +19,7 @@ Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 class OwnThread:
     """Does calls in the order in which they are given, until it is ended or dropped.
 
-    Args:
-        name: What it is called in lists of threads.
-        begin: Called there first; where it fails, all calls fail so.
+    `begin` is called there first; if it fails, all calls fail so.
     """
 
     def __init__(self, name: str, begin: Callable[[], object] = lambda: None) -> None:
@@ -41,11 +39,7 @@ class OwnThread:
         return future
 
     def end(self, *, wait: bool) -> None:
-        """Do what was given, and nothing more.
-
-        Args:
-            wait: Return when that is done.
-        """
+        """Do what was given, and nothing more; with `wait`, return when that is done."""
         self._calls.put(None)
         if wait and self._thread.ident:
             self._thread.join()

@@ -162,11 +162,7 @@ def receive_copy(
     group: CheckpointGroup,
     lineage: Lineage,
 ) -> ReceivedCopy:
-    """Receive and verify what `sender` sends by `send_copy`; then it is whole here too.
-
-    Raises:
-        IntegrityError: A chunk does not match its checksum.
-    """
+    """Receive and verify what `sender` sends by `send_copy`; then it is whole here too."""
     header = torch.zeros(1, dtype=torch.int64)
     group.recv(header, sender)
     payload_bytes = int(header[0])

@@ -49,9 +49,6 @@ def require_together(places: Sequence[SealPlace], version: int) -> None:
     """Refuse ranks that seal a version at different places of the script.
 
     What they add up from there on would not belong together.
-
-    Raises:
-        ConfigError: There are such; says which.
     """
     first = places[0]
     for rank, place in enumerate(places):

@@ -51,7 +51,6 @@ class LocalChannel:
         return cls(socket.socket(fileno=fd))
 
     def fileno(self) -> int:
-        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
@@ -91,7 +90,6 @@ class LocalChannel:
         return found, is_open
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
     def _next(self) -> tuple[Message, list[int]]:

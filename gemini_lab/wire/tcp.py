@@ -71,7 +71,6 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this end was closed."""
         return self._writer.is_closing()
 
     @property
@@ -148,7 +147,6 @@ class Channel:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def close(self) -> None:
-        """Close this end."""
         self._writer.close()
 
 

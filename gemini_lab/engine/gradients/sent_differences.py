@@ -93,11 +93,7 @@ class VersionMaker:
         )
 
     def finish(self) -> Words:
-        """Return the checksums of what was made.
-
-        Raises:
-            GeminiError: It could not be made, or its process is gone.
-        """
+        """Return the checksums of the version; raise a GeminiError if it was not made."""
         idleness = Idleness(self._process.pid)
         while (heard := self._heard(_LOOK_S)) is None:
             if idleness.look() > IDLE_S:
@@ -118,11 +114,7 @@ class VersionMaker:
             self.room.close()
 
     def _heard(self, timeout_s: float) -> Message | None:
-        """Return its next message; `None` if none comes in that time.
-
-        Raises:
-            GeminiError: It is gone.
-        """
+        """Return its next message, `None` if none comes in time; a GeminiError means it is gone."""
         if not self._channel.waits(timeout_s):
             return None
         heard = self._channel.receive()

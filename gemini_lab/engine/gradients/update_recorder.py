@@ -82,11 +82,7 @@ def modes_of(optimizer: torch.optim.Optimizer) -> StateDict:
 
 
 def require_repeatable(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose steps nobody else makes again to the bit.
-
-    Raises:
-        UnsupportedError: It is one; says what to do instead.
-    """
+    """Refuse an optimizer whose steps no other machine repeats to the bit."""
     kind = type(optimizer)
     is_torch = TORCH_KINDS.get(kind.__name__) is kind
     is_library = kind.__name__ in LIBRARY_KINDS and kind.__module__.startswith("deepspeed.")

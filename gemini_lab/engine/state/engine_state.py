@@ -67,19 +67,11 @@ class EngineState:
         return int(self._engine.global_steps)
 
     def pieces(self) -> Pieces:
-        """Return the large part: live tensors, the same until the next step, and where they belong.
-
-        Raises:
-            UnsupportedError: The optimizer's state is no longer what was laid out.
-        """
+        """Return the large part: live tensors, the same until the next step, with their places."""
         return self.framework.pieces(self.layout.tensors)
 
     def capture_drawn(self) -> bytes:
-        """Capture the small state that may be of either iteration; for `capture_small`.
-
-        Raises:
-            UnsupportedError: An object in it cannot be stored.
-        """
+        """Capture the small state that may be of either iteration; for `capture_small`."""
         return encode(self.script.drawn())
 
     def capture_small(
@@ -365,11 +357,7 @@ class EngineState:
 
 
 def _require_batch(then: int | None, now: int | None, heir: Heir) -> None:
-    """Refuse another global batch than the version was made with, as far as that is known.
-
-    Raises:
-        ConfigError: It is another one.
-    """
+    """Refuse another global batch than the version was made with, as far as that is known."""
     if then is None or now is None:
         heir.remark(
             "how many samples make an update is not known here: that all ranks together read as "

@@ -127,11 +127,7 @@ class LoaderWatch:
         return int(size) * int(sampler.num_replicas)
 
     def load_state_dict(self, state: StateView) -> None:
-        """Go to a position; the random states that all share are left as that makes them.
-
-        Raises:
-            ConfigError: There are fewer batches now.
-        """
+        """Go to a position; the random states that all share are left as that makes them."""
         self._prepared = None
         self._latest = lambda: None
         if state["began"] is not None:

@@ -28,10 +28,10 @@ _SCRIPTS: Final = ("made", "also")  # parts of a small state
 
 @contextmanager
 def left_alone(things: Iterable[object], *, module: nn.Module) -> Iterator[None]:
-    """In it, what there is may be loaded into these things, and nobody who holds them can tell.
+    """Let things be loaded into inside the block without a holder of them noticing.
 
-    What their `load_state_dict` replaces is what it was before: a script may hold it. And torch
-    counts no write to the model's tensors, which a pass that is under way may still need.
+    What their `load_state_dict` replaces is put back: a script may hold it. And torch counts no
+    write to the model's tensors, which a pass that is under way may still need.
     """
     kept = [(vars(one), dict(vars(one))) for one in things if hasattr(one, "__dict__")]
     held = (one for one in [*module.parameters(), *module.buffers()] if not one.is_inference())
@@ -50,11 +50,7 @@ def left_alone(things: Iterable[object], *, module: nn.Module) -> Iterator[None]
 
 @contextmanager
 def named(what: str) -> Iterator[None]:
-    """In it, whatever somebody's own object leads to is an error that names it.
-
-    Raises:
-        UnsupportedError: It led to something.
-    """
+    """Turn any error of somebody's own object inside the block into one that names it."""
     try:
         yield
     except GeminiError:
@@ -67,11 +63,7 @@ def named(what: str) -> Iterator[None]:
 
 
 def require_put_back(flat: torch.Tensor, layout: ShardLayout, pieces: Pieces) -> None:
-    """Refuse large tensors that are not those of a payload, bit by bit.
-
-    Raises:
-        UnsupportedError: Some are others; names the first.
-    """
+    """Refuse large tensors that are not those of a payload, bit by bit; name the first."""
     for start, tensor in pieces:
         now = tensor.detach().view(torch.uint8)
         then = flat[start : start + now.numel()]

@@ -156,11 +156,7 @@ class ScriptState:
         return {name: one.read() for name, one in self.keepsakes.items() if one.is_made}
 
     def require_fit(self, small: StateView) -> None:
-        """Refuse a version whose script handed over other things.
-
-        Raises:
-            ConfigError: It did; says which.
-        """
+        """Refuse a version whose script handed over other things."""
         if len(small["data"]) != len(self.sources):
             raise ConfigError(
                 f"the version has the positions of {len(small['data'])} data sources, the script "

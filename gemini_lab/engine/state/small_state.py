@@ -39,11 +39,7 @@ class ModelParts:
         self._with_buffers = _parts_with_buffers(module)
 
     def require_same(self) -> None:
-        """Refuse a model of other parts.
-
-        Raises:
-            UnsupportedError: It has others; names them.
-        """
+        """Refuse a model of other parts; name them."""
         weights = dict(self._module.named_parameters())
         if not _are_same(self._weights, weights):
             new = [name for name, one in weights.items() if not self._had(name, one)]
@@ -146,11 +142,7 @@ def restore(
     with_data: bool = True,  # whether the positions in the data are put back as well
     in_place: bool = False,  # whether the script reads on with the iterators that it has
 ) -> None:
-    """Put back what `capture` gave; the optimizer's tensors were put back before.
-
-    Raises:
-        ConfigError: The model has other weights.
-    """
+    """Put back what `capture` gave; the optimizer's tensors were put back before."""
     framework.restore(small)
     if trains := small.get(_TRAINS):
         weights = [*framework.module.parameters()]
@@ -182,11 +174,7 @@ def put_orders(small: StateView, framework: Framework, script: ScriptState) -> N
 
 
 def require_put_back(small: StateView, framework: Framework, script: ScriptState) -> None:
-    """Refuse a small state that is not what `restore` was to put back; nothing is drawn.
-
-    Raises:
-        UnsupportedError: Something is not the same; says what.
-    """
+    """Refuse a small state that is not what `restore` was to put back; nothing is drawn."""
 
     def read() -> StateDict:
         now = unfold(capture(framework, script, encode(script.others())))
@@ -209,11 +197,7 @@ def require_put_back(small: StateView, framework: Framework, script: ScriptState
 def put_buffers(
     module: torch.nn.Module, kept: Mapping[str, torch.Tensor], device: torch.device
 ) -> None:
-    """Put buffers back, also those that a model makes, or gives their size, when it first computes.
-
-    Raises:
-        ConfigError: A part of the model that had one is not there.
-    """
+    """Put buffers back, also those that a model makes or sizes when it first computes."""
     for name, _ in [*persistent_buffers(module)]:
         if name not in kept:
             _place_of(module, name)[name.rpartition(".")[2]] = None
@@ -258,11 +242,7 @@ def reshard_positions(
     *,
     may_restart: bool,
 ) -> list[Any]:
-    """Return where each source is to go on; `None` if it starts over.
-
-    Raises:
-        ConfigError: A position cannot be told.
-    """
+    """Return where each source is to go on; `None` if it starts over."""
     found: list[Any] = []
     for number, source in enumerate(sources):
         states = [one[number] for one in positions]
@@ -349,27 +329,15 @@ _EVERYWHERE: Final = ("epoch", "loops")
 
 
 def recast(
-    smalls: Sequence[StateView],
+    smalls: Sequence[StateView],  # captures of the former ranks of this data-parallel group
     heir: Heir,
     framework: Framework,
     script: ScriptState,
     *,
-    may_restart: bool,
-    had_number: bool,
+    may_restart: bool,  # whether data may be read from their beginning
+    had_number: bool,  # whether the rank that this one inherits from had the same number
 ) -> StateDict:
-    """Return what `capture` would have given here, with its surroundings.
-
-    Args:
-        smalls: The captures of the former ranks of this data-parallel group.
-        heir: This rank.
-        framework: Whose model and optimizer.
-        script: What the script handed over.
-        may_restart: Whether data may be read from their beginning.
-        had_number: Whether the rank that this one inherits from has the same number in the job.
-
-    Raises:
-        ConfigError: Something of it cannot be taken over; says what, and the way out.
-    """
+    """Return what `capture` would have given here, with its surroundings."""
     for small in smalls:
         script.require_fit(small)
         framework.require_fit(small)

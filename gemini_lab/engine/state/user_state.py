@@ -30,11 +30,7 @@ _OF_METRICS: Final = ("_computed", "_forward_cache", "_cache")
 
 
 def read_unsaid(module: nn.Module) -> Unsaid:
-    """Return the state of a module's parts beside their `state_dict`.
-
-    Raises:
-        UnsupportedError: A metric makes others on the way, which no later start has.
-    """
+    """Return the state of a module's parts beside their `state_dict`."""
     share_states(module)
     found = {
         name: read_metric(part) if is_metric(part) else _tensors(part)
@@ -44,11 +40,7 @@ def read_unsaid(module: nn.Module) -> Unsaid:
 
 
 def put_unsaid(module: nn.Module, unsaid: Mapping[str, StateView]) -> None:
-    """Put back what `read_unsaid` gave.
-
-    Raises:
-        ConfigError: The module is another one.
-    """
+    """Put back what `read_unsaid` gave."""
     parts = dict(module.named_modules())
     if missing := unsaid.keys() - parts.keys():
         raise ConfigError(
@@ -102,11 +94,7 @@ def read_numbers(module: nn.Module) -> Unsaid:
 
 
 def share_states(module: nn.Module) -> None:
-    """Give each metric of a collection the sums of those that update for all.
-
-    Raises:
-        UnsupportedError: A metric makes others on the way.
-    """
+    """Give each metric of a collection the sums of those that update for all."""
     for part in module.modules():
         if isinstance(part, _kinds("MetricTracker")):
             raise UnsupportedError(

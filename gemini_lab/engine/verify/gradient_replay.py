@@ -90,11 +90,7 @@ def _reading(
 
 
 class CallRecorder:
-    """Keeps what the model was called with, and what became of it, in iterations that are recorded.
-
-    Attributes:
-        was_called: Whether the model was, in the iteration that was recorded last.
-    """
+    """Keeps the model's calls, and their results, in iterations that are recorded."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework

@@ -99,11 +99,7 @@ class Verifier:
             self._recorder.begin()
 
     def before_update(self) -> Found | None:
-        """Verify the gradients, before they change the weights.
-
-        Raises:
-            UnsupportedError: They cannot be computed again, here or elsewhere.
-        """
+        """Verify the gradients, before they change the weights."""
         if not self._is_recording:
             return None
         started_s = time.perf_counter()
