@@ -8,6 +8,7 @@ What is read is verified by the checksums in the slab, and what is sent by one o
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from gemini_lab.errors import IntegrityError
-from gemini_lab.memory.slab import HeldShard, Slab, chunk_digest
+from gemini_lab.memory.slab import ReadBuffer, Slab, chunk_digest
 from gemini_lab.recovery.plan import Cut, PlanPart
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, framed
@@ -31,12 +32,24 @@ OldSlabs = tuple[Sequence[Slab], Sequence[ShardLayout]]
 """A node's slabs of another number of ranks, and what lies where in the shards in them."""
 
 
-class BadShardError(IntegrityError):
-    """A copy cannot be used."""
+class UnusableCopyError(IntegrityError):
+    """A copy that the plan counted on cannot be used, so another plan is needed without it."""
 
-    def __init__(self, shard: int, holder: str, reason: str) -> None:
-        super().__init__(f"shard {shard} on {holder}: {reason}")
-        self.shard, self.holder, self.reason = shard, holder, reason
+    def __init__(
+        self,
+        *,
+        shard: int,
+        version: int,
+        holder: str | None,  # the node that had it; `None` for the persistent tier
+        reason: str,
+        is_unread: bool = False,  # whether the persistent tier did not return it: no damage
+    ) -> None:
+        where = "the persistent tier" if holder is None else holder
+        super().__init__(
+            f"version {version} of shard {shard} from {where} cannot be used: {reason}"
+        )
+        self.shard, self.version, self.holder = shard, version, holder
+        self.reason, self.is_unread = reason, is_unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +69,21 @@ class OldShards:
         peer_bytes: And from that of others.
 
     Raises:
-        BadShardError: A copy cannot be used.
+        UnusableCopyError: A copy is damaged, or gone.
     """
 
     def __init__(
-        self, plan: PlanPart, old: OldSlabs, *, rank: int, seats: Seats, group: CheckpointGroup
+        self,
+        plan: PlanPart,
+        version: int,
+        old: OldSlabs,
+        *,
+        rank: int,
+        seats: Seats,
+        group: CheckpointGroup,
     ) -> None:
         self._cuts, self._rank, self._seats, self._group = plan.cuts, rank, seats, group
+        self._version = version
         self._node = seats.node_of(rank)
         slabs, layouts = old
         self._here = dict(self._held(plan, slabs))
@@ -101,25 +122,27 @@ class OldShards:
             return rank
         return self._seats.ranks_on(reader)[self._seats.local_rank_of(rank)]
 
-    def _held(self, plan: PlanPart, slabs: Sequence[Slab]) -> Iterator[tuple[int, HeldShard]]:
+    def _held(self, plan: PlanPart, slabs: Sequence[Slab]) -> Iterator[tuple[int, ReadBuffer]]:
         """Yield the copies of the version that the plan counts on here."""
         for slab in slabs:
             for info in slab.copies():
                 is_it = (info.version, info.lineage) == (plan.version, plan.lineage)
                 if is_it and self._node in plan.cuts[info.shard].holders:
-                    try:
-                        copy = slab.read(info.shard, info.version, info.lineage)
-                        yield info.shard, HeldShard(copy, slab.chunk_bytes)
-                    except IntegrityError as error:
-                        raise BadShardError(info.shard, self._node, str(error)) from error
+                    with suppress(IntegrityError):  # it is gone since: `_read` says so
+                        yield info.shard, slab.read(info.shard, info.version, info.lineage)
 
     def _read(self, shard: int, start: int, size: int) -> memoryview:
         if shard not in self._here:
-            raise BadShardError(shard, self._node, "it is not there any more")
+            raise self._unusable(shard, "it is not there any more")
         try:
-            return self._here[shard].read(start, start + size)
+            return self._here[shard].verified(start, start + size)
         except IntegrityError as error:
-            raise BadShardError(shard, self._node, str(error)) from error
+            raise self._unusable(shard, str(error)) from error
+
+    def _unusable(self, shard: int, reason: str, holder: str | None = None) -> UnusableCopyError:
+        return UnusableCopyError(
+            shard=shard, version=self._version, holder=holder or self._node, reason=reason
+        )
 
     # -- layouts and small states ----------------------------------------------------------------
 
@@ -134,7 +157,7 @@ class OldShards:
         if self._teller(cut) != self._rank:
             return b""
         if cut.shard not in known:
-            raise BadShardError(cut.shard, self._node, "what lies where in it is not known")
+            raise self._unusable(cut.shard, "what lies where in it is not known")
         layout = known[cut.shard]
         small = self._read(cut.shard, layout.small_offset_bytes, layout.small_capacity_bytes)
         return zlib.compress(msgspec.msgpack.encode((layout, framed(small))), 1)
@@ -219,7 +242,7 @@ class OldShards:
         self._group.recv(torch.from_numpy(data), source)
         if chunk_digest(data) != int(digest.view(np.uint64)[0]):
             holder = self._seats.node_of(source)
-            raise BadShardError(batch[0].shard, holder, "its parts differ from their checksum")
+            raise self._unusable(batch[0].shard, "its parts differ from their checksum", holder)
         at = 0
         for one in batch:
             place = next(places)

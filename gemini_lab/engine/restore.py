@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
-from gemini_lab.engine.reshard_sources import BadShardError, OldShards, OldSlabs
+from gemini_lab.engine.reshard_sources import OldShards, OldSlabs, UnusableCopyError
 from gemini_lab.errors import GeminiError, IntegrityError
-from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
+from gemini_lab.memory.slab import Slab, WriteBuffer
 from gemini_lab.recovery.plan import PlanPart
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, require_same
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.shard.recut import Recut, plan_recut
 from gemini_lab.storage import persistent_tier
-from gemini_lab.storage.persistent import PersistentTier
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.route import receive_copy, send_copy
 
@@ -30,30 +30,6 @@ ASK_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 at once, and one that limits requests refuses some. Then the root agent plans again."""
 SAY_FROM_S: Final = 2.0  # of pauses: shorter ones are told by nobody
 Recast = Callable[[Sequence[ShardLayout], Sequence[bytes]], bytes]
-
-
-class UnusableCopyError(IntegrityError):
-    """A copy that the plan counted on cannot be used, so another plan is needed without it."""
-
-    def __init__(
-        self,
-        *,
-        shard: int,
-        version: int,
-        holder: str | None,
-        reason: str,
-        is_unread: bool = False,
-    ) -> None:
-        where = "the persistent tier" if holder is None else holder
-        super().__init__(
-            f"version {version} of shard {shard} from {where} cannot be used: {reason}"
-        )
-        self.shard = shard
-        self.version = version
-        self.holder = holder  # the node that had it; `None` for the persistent tier
-        self.reason = reason
-        # Whether the persistent tier did not return it, which is no damage.
-        self.is_unread = is_unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,20 +86,57 @@ def restore(
         UnusableCopyError: A copy cannot be used; the root agent is to plan without it.
         GeminiError: The version fits the engine no more.
     """
-    forget_left_versions(place.slab, plan)
-    if plan.version is None:
+    _forget_left_versions(place.slab, plan)
+    version = plan.version
+    if version is None:
         return None
     if plan.tier == "persistent":
         # From storage a version begins this history: other copies of it are not combined with it.
-        lineage, receipt = place.lineage, fetch(plan.version, place)
+        lineage, receipt = place.lineage, fetch(version, place)
     elif plan.cuts:
-        lineage, receipt = place.lineage, recut(plan, plan.version, place)
+        lineage, receipt = place.lineage, _recut(plan, version, place)
     else:
-        lineage, receipt = plan.lineage, move_copies(plan, place)
-    return put_back(plan.version, lineage, receipt, place, load)
+        lineage, receipt = plan.lineage, _move_copies(plan, version, place)
+    copy = place.slab.read(place.rank, version, lineage)
+    started_s = time.perf_counter()
+    bad = copy.bad_chunks()
+    verified_s = time.perf_counter()
+    with _usable(version, place, holder=place.node):
+        if bad:
+            raise IntegrityError(f"{len(bad)} chunks differ from their checksums: {bad[:8]}")
+        small = load(copy.data)
+    receipt = replace(
+        receipt,
+        size_bytes=copy.info.payload_bytes,
+        verify_s=receipt.verify_s + verified_s - started_s,
+        load_s=time.perf_counter() - verified_s,
+    )
+    return receipt, small
 
 
-def forget_left_versions(slab: Slab, plan: PlanPart) -> None:
+@contextmanager
+def _usable(
+    version: int,
+    place: RestoreContext,
+    *,
+    shard: int | None = None,  # by default, this rank's own
+    holder: str | None = None,
+    errors: tuple[type[Exception], ...] = (IntegrityError,),
+) -> Iterator[None]:
+    """Turn an error in the block into an `UnusableCopyError`; only proof of damage is damage."""
+    try:
+        yield
+    except errors as error:
+        raise UnusableCopyError(
+            shard=place.rank if shard is None else shard,
+            version=version,
+            holder=holder,
+            reason=str(error),
+            is_unread=not isinstance(error, IntegrityError),
+        ) from error
+
+
+def _forget_left_versions(slab: Slab, plan: PlanPart) -> None:
     """Discard what is left behind: later versions, and the plan's own of another history."""
     for copy in slab.copies():
         is_later = plan.version is None or copy.version > plan.version
@@ -132,65 +145,47 @@ def forget_left_versions(slab: Slab, plan: PlanPart) -> None:
             slab.discard(copy.shard, copy.version, copy.lineage)
 
 
-def move_copies(plan: PlanPart, place: RestoreContext) -> RestoreReceipt:
+def _move_copies(plan: PlanPart, version: int, place: RestoreContext) -> RestoreReceipt:
     """Send and receive until every holder has the version; all ranks go in the same order."""
     receipt = RestoreReceipt(tier="local", holder=place.node)
-    if plan.version is None:
-        return receipt
     for move in plan.transfers:
         sender = place.seats.rank_on(move.sender, keeping=move.shard)
         receiver = place.seats.rank_on(move.receiver, keeping=move.shard)
         if sender == place.rank:
-            copy = place.slab.read(move.shard, plan.version, plan.lineage)
+            copy = place.slab.read(move.shard, version, plan.lineage)
             send_copy(copy, place.slab.chunk_bytes, to=receiver, group=place.group)
         elif receiver == place.rank:
-            received = _receive(move.shard, plan, sender, place)
+            started_s = time.perf_counter()
+            with _usable(version, place, shard=move.shard, holder=move.sender):
+                verify_s = receive_copy(
+                    place.slab,
+                    shard=move.shard,
+                    version=version,
+                    sender=sender,
+                    group=place.group,
+                    lineage=plan.lineage,
+                )
             if move.shard == place.rank:
-                receipt = received
+                elapsed_s = time.perf_counter() - started_s
+                receipt = RestoreReceipt(
+                    tier="peer",
+                    holder=move.sender,
+                    retrieve_s=elapsed_s - verify_s,
+                    verify_s=verify_s,
+                )
     return receipt
-
-
-def _receive(shard: int, plan: PlanPart, sender: int, place: RestoreContext) -> RestoreReceipt:
-    version = plan.version or 0
-    holder = place.seats.node_of(sender)
-    started_s = time.perf_counter()
-    try:
-        received = receive_copy(
-            place.slab,
-            shard=shard,
-            version=version,
-            sender=sender,
-            group=place.group,
-            lineage=plan.lineage,
-        )
-    except IntegrityError as error:
-        raise UnusableCopyError(
-            shard=shard, version=version, holder=holder, reason=str(error)
-        ) from error
-    elapsed_s = time.perf_counter() - started_s
-    return RestoreReceipt(
-        tier="peer",
-        holder=holder,
-        retrieve_s=elapsed_s - received.verify_s,
-        verify_s=received.verify_s,
-    )
 
 
 def fetch(version: int, place: RestoreContext) -> RestoreReceipt:
     """Bring this rank's shard from the persistent tier into its slab.
 
     A store that does not return it is asked again after growing pauses.
-
-    Raises:
-        UnusableCopyError: It is damaged, or the store still does not return it.
-        ConfigError: It is of another model or optimizer, or of another number of ranks and cannot
-            be cut anew for this one.
     """
     started_s = time.perf_counter()
     pauses = iter(place.pauses_s)
     while True:
         try:
-            receipt = _fetch(version, place)
+            receipt = _fetch_once(version, place)
         except UnusableCopyError as error:
             pause_s = next(pauses, None) if error.is_unread else None
             if pause_s is None:
@@ -202,86 +197,51 @@ def fetch(version: int, place: RestoreContext) -> RestoreReceipt:
             return replace(receipt, retrieve_s=time.perf_counter() - started_s)
 
 
-def _fetch(version: int, place: RestoreContext) -> RestoreReceipt:
-    with _usable(version, place):
+def _fetch_once(version: int, place: RestoreContext) -> RestoreReceipt:
+    stored = partial(_usable, version, place, errors=(GeminiError, OSError))
+    with stored():
         tier = persistent_tier(str(place.persistent_url))
         ranks_then = tier.shards(version)
+    receipt = RestoreReceipt(tier="persistent", holder=place.persistent_url)
     if ranks_then == place.seats.world_size:
-        return _fetch_own(tier, version, place)
-    return _fetch_recut(tier, version, place)
-
-
-@contextmanager
-def _usable(version: int, place: RestoreContext) -> Iterator[None]:
-    """Turn what a store raises into an `UnusableCopyError`; only proof of damage is damage."""
-    try:
-        yield
-    except (GeminiError, OSError) as error:
-        raise UnusableCopyError(
-            shard=place.rank,
-            version=version,
-            holder=None,
-            reason=str(error),
-            is_unread=not isinstance(error, IntegrityError),
-        ) from error
-
-
-def _fetch_own(tier: PersistentTier, version: int, place: RestoreContext) -> RestoreReceipt:
-    """Return the shard of this rank, as it was written."""
-    with _usable(version, place):
-        payload, stored = tier.read_file(version, place.rank)
-    # Before the buffer is begun: that gives up the oldest version in memory.
-    require_same(stored.identity, place.layout.identity)  # it may be another run's, or model's
-    buffer = place.slab.begin(place.rank, version, place.lineage)
-    buffer.data[: len(payload)] = payload
-    buffer.seal(len(payload))
-    return RestoreReceipt(tier="persistent", holder=place.persistent_url)
-
-
-def _fetch_recut(tier: PersistentTier, version: int, place: RestoreContext) -> RestoreReceipt:
-    """Return this rank's shard, put together of those of another number of ranks."""
-    with _usable(version, place):
+        with stored():
+            payload, own = tier.read_file(version, place.rank)
+        # Before the buffer is begun: that gives up the oldest version in memory.
+        require_same(own.identity, place.layout.identity)  # it may be another run's, or model's
+        buffer = place.slab.begin(place.rank, version, place.lineage)
+        buffer.data[: len(payload)] = payload
+        buffer.seal(len(payload))
+        return receipt
+    with stored():
         shards = tier.open_shards(version)
     layouts = [shard.layout for shard in shards]
     plan = plan_recut(layouts, place.layout)
-    try:
+    with _usable(version, place):
         small = place.recast(layouts, [shard.small for shard in shards])
-    except IntegrityError as error:
-        raise UnusableCopyError(
-            shard=place.rank, version=version, holder=None, reason=str(error)
-        ) from error
     buffer = _begin_cut(place, version, plan, small)
     for number, shard in enumerate(shards):
-        with _usable(version, place):
+        with stored():
             shard.copy(plan.moves_from(number), buffer.data.data)
     buffer.seal(place.layout.payload_bytes)
-    return RestoreReceipt(
-        tier="persistent",
-        holder=place.persistent_url,
-        ranks_then=len(shards),
-        read_bytes=sum(shard.read_bytes for shard in shards),
-    )
+    read_bytes = sum(shard.read_bytes for shard in shards)
+    return replace(receipt, ranks_then=len(shards), read_bytes=read_bytes)
 
 
-def recut(plan: PlanPart, version: int, place: RestoreContext) -> RestoreReceipt:
+def _recut(plan: PlanPart, version: int, place: RestoreContext) -> RestoreReceipt:
     """Put this rank's shard together of those of another number of ranks, in memory."""
     started_s = time.perf_counter()
-    try:
-        old = OldShards(
-            plan,
-            place.old_slabs(len(plan.cuts)),
-            rank=place.rank,
-            seats=place.seats,
-            group=place.group,
-        )
-        moves = plan_recut(old.layouts, place.layout, near=old.near)
-        small = place.recast(old.layouts, old.smalls)
-        buffer = _begin_cut(place, version, moves, small)
-        old.copy(moves.moves, buffer.data.data)
-    except BadShardError as error:
-        raise UnusableCopyError(
-            shard=error.shard, version=version, holder=error.holder, reason=error.reason
-        ) from error
+    old = OldShards(
+        plan,
+        version,
+        place.old_slabs(len(plan.cuts)),
+        rank=place.rank,
+        seats=place.seats,
+        group=place.group,
+    )
+    moves = plan_recut(old.layouts, place.layout, near=old.near)
+    small = place.recast(old.layouts, old.smalls)
+    buffer = _begin_cut(place, version, moves, small)
+    old.copy(moves.moves, buffer.data.data)
     buffer.seal(place.layout.payload_bytes)
     return RestoreReceipt(
         tier="peer" if old.peer_bytes else "local",
@@ -304,42 +264,3 @@ def _begin_cut(place: RestoreContext, version: int, moves: Recut, small: bytes) 
     for start, size_bytes in moves.zeros:
         buffer.data[start : start + size_bytes] = 0
     return buffer
-
-
-def put_back(
-    version: int,
-    lineage: Lineage,
-    receipt: RestoreReceipt,
-    place: RestoreContext,
-    load: Callable[[memoryview], SmallState],
-) -> tuple[RestoreReceipt, SmallState]:
-    """Verify the own shard in the slab, and load it; the receipt says what both took."""
-    copy = place.slab.read(place.rank, version, lineage)
-    started_s = time.perf_counter()
-    _require_whole(copy, version, place)
-    verified_s = time.perf_counter()
-    try:
-        small = load(copy.data)
-    except IntegrityError as error:
-        raise UnusableCopyError(
-            shard=place.rank, version=version, holder=place.node, reason=str(error)
-        ) from error
-    return (
-        replace(
-            receipt,
-            size_bytes=copy.info.payload_bytes,
-            verify_s=receipt.verify_s + verified_s - started_s,
-            load_s=time.perf_counter() - verified_s,
-        ),
-        small,
-    )
-
-
-def _require_whole(copy: ReadBuffer, version: int, place: RestoreContext) -> None:
-    if bad := copy.bad_chunks():
-        raise UnusableCopyError(
-            shard=place.rank,
-            version=version,
-            holder=place.node,
-            reason=f"{len(bad)} chunks differ from their checksums: {bad[:8]}",
-        )

@@ -13,7 +13,7 @@ from torch.distributed import DistStoreError
 
 from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.own_code import SameCode
-from gemini_lab.engine.restore import UnusableCopyError
+from gemini_lab.engine.reshard_sources import UnusableCopyError
 from gemini_lab.engine.witness import Witness
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.kept.process import KeptProcess

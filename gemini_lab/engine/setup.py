@@ -22,12 +22,11 @@ from gemini_lab.engine.frameworks.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.iteration_log import iteration_in
 from gemini_lab.engine.own_code import say_if_resumed_otherwise
 from gemini_lab.engine.rank_agreement import rank_and_world_size
-from gemini_lab.engine.reshard_sources import OldSlabs
+from gemini_lab.engine.reshard_sources import OldSlabs, UnusableCopyError
 from gemini_lab.engine.restore import (
     Recast,
     RestoreContext,
     RestoreReceipt,
-    UnusableCopyError,
     restore,
 )
 from gemini_lab.engine.rewinding import Rewinder, guard_in

@@ -110,10 +110,28 @@ class ReadBuffer:
         self.data = buffer.payload[: info.payload_bytes].data  # the payload
         # The chunks' checksums, `uint64`, in order.
         self.digests = buffer.table[: count_chunks(info.payload_bytes, chunk_bytes)]
+        self._verified: set[int] = set()  # chunks that `verified` has read
 
     def bad_chunks(self) -> list[int]:
         """Return the chunks whose bytes do not match their checksums; all are read."""
         return bad_chunks(self.data, self.digests, self._chunk_bytes, self.info.digest)
+
+    def verified(self, start: int, end: int) -> memoryview:
+        """Return the bytes of a range, in place; only the chunks that they touch are read.
+
+        Raises:
+            IntegrityError: One of these, or the table of checksums, is damaged.
+        """
+        if not self._verified and chunk_digest(self.digests.tobytes()) != self.info.digest:
+            raise IntegrityError("its table of checksums is damaged")
+        for number in range(start // self._chunk_bytes, -(-end // self._chunk_bytes)):
+            if number not in self._verified:
+                at = number * self._chunk_bytes
+                chunk = self.data[at : at + self._chunk_bytes]
+                if chunk_digest(chunk) != int(self.digests[number]):
+                    raise IntegrityError(f"chunk {number} differs from its checksum")
+                self._verified.add(number)
+        return self.data[start:end]
 
     def is_current(self) -> bool:
         """Return whether the buffer still holds this version (nobody began to overwrite it)."""
@@ -322,36 +340,3 @@ def reserve(fd: int, size_bytes: int) -> None:
             f"the system refused {format_bytes(size_bytes)} for the checkpoint slab: {error}; "
             "free memory or use fewer replicas"
         ) from error
-
-
-class HeldShard:
-    """A whole version of a shard in memory.
-
-    Args:
-        copy: It.
-        chunk_bytes: What one checksum covers.
-
-    Raises:
-        IntegrityError: Its table of checksums is damaged.
-    """
-
-    def __init__(self, copy: ReadBuffer, chunk_bytes: int) -> None:
-        self._copy, self._chunk_bytes = copy, chunk_bytes
-        self._verified: set[int] = set()
-        if chunk_digest(copy.digests.tobytes()) != copy.info.digest:
-            raise IntegrityError("its table of checksums is damaged")
-
-    def read(self, start: int, end: int) -> memoryview:
-        """Return the bytes of a range, in place.
-
-        Raises:
-            IntegrityError: A chunk that they touch differs from its checksum.
-        """
-        for number in range(start // self._chunk_bytes, -(-end // self._chunk_bytes)):
-            if number not in self._verified:
-                at = number * self._chunk_bytes
-                chunk = self._copy.data[at : at + self._chunk_bytes]
-                if chunk_digest(chunk) != int(self._copy.digests[number]):
-                    raise IntegrityError(f"chunk {number} differs from its checksum")
-                self._verified.add(number)
-        return self._copy.data[start:end]

@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -135,14 +134,6 @@ def trimmed_chunk(buffer: Chunks, index: int, payload_bytes: int) -> Bytes:
     return buffer.chunk(index)[: payload_bytes - start]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedCopy:
-    """The cost of receiving a copy."""
-
-    payload_bytes: int
-    verify_s: float  # seconds spent on checksums
-
-
 def send_copy(copy: ReadBuffer, chunk_bytes: int, *, to: int, group: CheckpointGroup) -> None:
     """Send a whole version from this rank's slab to another rank, which calls `receive_copy`."""
     header = torch.tensor([copy.info.payload_bytes], dtype=torch.int64)
@@ -161,8 +152,12 @@ def receive_copy(
     sender: int,
     group: CheckpointGroup,
     lineage: Lineage,
-) -> ReceivedCopy:
-    """Receive and verify what `sender` sends by `send_copy`; then it is whole here too."""
+) -> float:
+    """Receive and verify what `sender` sends by `send_copy`; then it is whole here too.
+
+    Returns:
+        Seconds spent on checksums.
+    """
     header = torch.zeros(1, dtype=torch.int64)
     group.recv(header, sender)
     payload_bytes = int(header[0])
@@ -184,4 +179,4 @@ def receive_copy(
             f"{len(bad)} of {len(digests)} chunks that differ from their checksums"
         )
     buffer.commit(payload_bytes)
-    return ReceivedCopy(payload_bytes=payload_bytes, verify_s=verify_s)
+    return verify_s

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch.distributed as dist
 
-from gemini_lab.engine.restore import RestoreContext, UnusableCopyError, restore
+from gemini_lab.engine.reshard_sources import UnusableCopyError
+from gemini_lab.engine.restore import RestoreContext, restore
 from gemini_lab.memory.slab import Slab, SlotSpec, flip_bit
 from gemini_lab.recovery.plan import Cut, PlanPart
 from gemini_lab.seats import Seats, in_order

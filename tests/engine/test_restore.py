@@ -9,7 +9,8 @@ import pytest
 import torch.distributed as dist
 from made import made
 
-from gemini_lab.engine.restore import RestoreContext, RestoreReceipt, UnusableCopyError, restore
+from gemini_lab.engine.reshard_sources import UnusableCopyError
+from gemini_lab.engine.restore import RestoreContext, RestoreReceipt, restore
 from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec, flip_bit
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
