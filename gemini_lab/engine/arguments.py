@@ -133,15 +133,6 @@ def require_parts(client_state: object, also: object) -> None:
         )
 
 
-def require_total(name: str, total: object) -> None:
-    """Refuse what is no number of iterations or epochs, when a loop begins.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    check_number(name, total, is_whole=True)
-
-
 def require_rewind(steps: object, skip: object) -> None:
     """Refuse what is no rewind, whatever was done so far.
 

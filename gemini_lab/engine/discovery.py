@@ -43,9 +43,7 @@ class Surroundings:
 
     # The loader that DeepSpeed made of `training_data`; else torch's DataLoaders.
     loaders: Sequence[Any]
-    # Learning rate schedules of the engine's optimizer that the script steps itself.
-    schedules: Sequence[LRScheduler]
-    all_schedules: Sequence[LRScheduler]  # those of any optimizer, and who steps them
+    schedules: Sequence[LRScheduler]  # of any optimizer, and those that step others
     scalers: Sequence[GradScaler]  # scalers of gradients that the script uses itself
     engines: Sequence[DeepSpeedEngine]  # other engines that train
     replicated: Sequence[DistributedDataParallel]  # other models in DDP that train
@@ -79,12 +77,15 @@ def gather(
     optimizers = optimizers_of(engine)
     for number, each in enumerate(optimizers):
         whose = "the optimizer" if len(optimizers) == 1 else f"optimizer {number}"
-        found = _unnamed(_schedules(around.schedules, each), named)
+        stepped_by_script = [
+            one for one in _schedules(around.schedules, each) if one is not engine.lr_scheduler
+        ]
+        found = _unnamed(stepped_by_script, named)
         if len(found) == 1:
             named[f"{whose}'s {type(found[0]).__name__}"] = found[0]
         schedules += found if len(found) > 1 else ()
     for name, optimizer in (also or {}).items():
-        others = _unnamed(_schedules(_of(LRScheduler, around.all_schedules), optimizer), named)
+        others = _unnamed(_schedules(around.schedules, optimizer), named)
         if len(others) == 1:
             named[f"{name}'s {type(others[0]).__name__}"] = others[0]
         elif others:
@@ -182,17 +183,10 @@ def look_around(engine: Engine, made: Iterable[object]) -> Surroundings:
     read = {id(one.base_dataloader) for one in prepared}
     plain = [thing for thing in things if issubclass(type(thing), DataLoader)]
     loaders = [*prepared, *(loader for loader in plain if id(loader) not in read)]
-    schedules = _of(LRScheduler, things)
     is_torchs = isinstance(engine, TorchEngine)  # DeepSpeed has one of its own
     return Surroundings(
         loaders=loaders if own is None else [own],
-        schedules=[
-            one
-            for optimizer in optimizers_of(engine)
-            for one in _schedules(schedules, optimizer)
-            if one is not engine.lr_scheduler
-        ],
-        all_schedules=schedules,
+        schedules=_of(LRScheduler, things),
         scalers=[one for one in _of(GradScaler, things) if is_torchs and one.is_enabled()],
         engines=[
             other

@@ -36,7 +36,7 @@ _COMPILERS: Final = {"torch._dynamo.convert_frame", "torch._inductor.compile_fx"
 """Whose functions run while `torch.compile` compiles, and not when what they made does."""
 _OWN_WAITS: Final = {
     ("gemini_lab.transfer.collective_calls", "between_s"): "a collective",
-    ("gemini_lab.transfer.collective_calls", "sleep_until"): "a collective",
+    ("gemini_lab.transfer.link", "sleep_until"): "a collective",
     ("gemini_lab.transfer.collective_calls", "wait"): "a collective",
     ("gemini_lab.transfer.replicator", "_await"): "the transfer of a version",
 }

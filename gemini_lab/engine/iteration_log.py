@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, Protocol
 
@@ -71,12 +71,12 @@ class MonitorFeed:
         if isinstance(event, VersionComplete):
             self._versions.append(event)
         elif isinstance(event, Iteration):
-            values = dict([*_of_versions(self._drained()), *_of_iteration(event)])
-            self._write(event.iteration, values)
-
-    def _drained(self) -> Iterator[VersionComplete]:
-        while self._versions:
-            yield self._versions.popleft()
+            values: dict[str, float] = {}
+            while self._versions:
+                version = self._versions.popleft()
+                values["gemini_lab/version"] = version.version
+                values["gemini_lab/checkpoint_seconds"] = version.duration_s
+            self._write(event.iteration, values | dict(_of_iteration(event)))
 
     def _write(self, iteration: int, values: dict[str, float]) -> None:
         """Write those that this iteration has not told yet: it is said anew for a late `log`."""
@@ -98,18 +98,8 @@ def _of_iteration(done: Iteration) -> Iterator[tuple[str, float]]:
             yield f"gemini_lab/logged/{name}", value
 
 
-def _of_versions(versions: Iterable[VersionComplete]) -> Iterator[tuple[str, float]]:
-    for each in versions:
-        yield "gemini_lab/version", each.version
-        yield "gemini_lab/checkpoint_seconds", each.duration_s
-
-
 _LAST: Final = "last"
 _SAID_ANEW: Final = frozenset({"rank", "epoch", "restored", "of", "work_s"})
-
-
-def _no_measures() -> dict[str, float]:
-    return {}
 
 
 def thread_work() -> Callable[[], float]:
@@ -145,7 +135,7 @@ class IterationLog:
         emit: Callable[[AnyEvent], None],
         *,
         newest: Iteration | None = None,
-        measure: Callable[[], Mapping[str, float]] = _no_measures,
+        measure: Callable[[], Mapping[str, float]] = dict,
         clock: Callable[[], float] = time.perf_counter,
         work_s: Callable[[], float] = lambda: 0.0,
     ) -> None:

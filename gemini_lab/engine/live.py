@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from gemini_lab.engine.arguments import require_rewind, require_total
+from gemini_lab.engine.arguments import require_rewind
 from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.frameworks.stepping import UpdateWatch
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
@@ -30,6 +30,7 @@ from gemini_lab.limits import require_text
 from gemini_lab.recovery.messages import End
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.replicator import Replicator
+from gemini_lab.units import check_number
 
 _TOLD_ALONE: Final = (
     "the ranks of this job train different models, as the stages of a pipeline, and begin an "
@@ -134,7 +135,7 @@ class LiveProtection:
     # -- the script's loops ------------------------------------------------------------------------
 
     def steps(self, total: int, /) -> Iterator[int]:
-        require_total("steps", total)
+        check_number("steps", total, is_whole=True)
         return self._steps(total)
 
     def _steps(self, total: int) -> Iterator[int]:
@@ -161,7 +162,7 @@ class LiveProtection:
                 self._say_end("break" if self._state.version < total else "loop")
 
     def epochs(self, total: int, /) -> Iterator[int]:
-        require_total("epochs", total)
+        check_number("epochs", total, is_whole=True)
         return self._epochs(total)
 
     def _epochs(self, total: int) -> Iterator[int]:
@@ -464,20 +465,20 @@ class LiveProtection:
         if self._is_computing:
             raise CannotGoOnError("the engine has computed gradients of which no update was made")
         try:
-            went = rejoining.rejoin(self._replicator, self._loops.place)
+            ready, replicator, rewinder = rejoining.rejoin(self._replicator, self._loops.place)
             self._state.restore_again()  # as those do that start anew, and come to this top, too
         except (GeminiError, RuntimeError) as error:
             raise CannotGoOnError(
                 f"this process cannot go on without a lost peer: {error}"
             ) from error
-        self._replicator, self._rewinder = went.replicator, went.rewinder
+        self._replicator, self._rewinder = replicator, rewinder
         sealer = self._sealer
-        sealer.replicator, sealer.lineage = went.replicator, went.ready.place.lineage
-        sealer.guard = None if went.rewinder is None else went.rewinder.guard
-        sealer.rehearse = went.ready.rehearse
+        sealer.replicator, sealer.lineage = replicator, ready.place.lineage
+        sealer.guard = None if rewinder is None else rewinder.guard
+        sealer.rehearse = ready.rehearse
         self._begin_anew()
         self._order_back = 0
-        self._iterations.go_back(iteration_in(went.ready.small))
+        self._iterations.go_back(iteration_in(ready.small))
         self._pulse.enter("between steps")
 
     # -- the end -----------------------------------------------------------------------------------

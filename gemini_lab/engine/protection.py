@@ -20,14 +20,13 @@ from gemini_lab.engine.arguments import (
     numbers_of,
     require_parts,
     require_rewind,
-    require_total,
     with_schedule,
 )
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
 from gemini_lab.engine.discovery import begin_repeating
 from gemini_lab.engine.frameworks.stepping import UpdateWatch
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, trained_by
-from gemini_lab.engine.gradients.sent_differences import SentDifferences, recorder_of
+from gemini_lab.engine.gradients.sent_differences import recorder_of, sent_differences
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.iteration_log import (
     IterationLog,
@@ -62,6 +61,7 @@ from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket, node_link
 from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.version import Asked, Peers
+from gemini_lab.units import check_number
 
 Value = TypeVar("Value")
 NOT_IN_A_LAB: Final = (
@@ -274,27 +274,29 @@ def remarks(session: WorkerSession) -> Callable[[str], None]:
 def _open_replicator(
     session: WorkerSession, ready: ReadyEngine, *, recorder: UpdateRecorder | None, emit: Emit
 ) -> Replicator:
-    settings, memory, place = ready.settings, ready.memory, ready.place
+    settings, place = ready.settings, ready.place
     peers = Peers(
         rank=place.rank,
         sends_to=place.seats.peers_that_keep(place.rank),
         receives_from=place.seats.replica_numbers(place.rank),
     )
-    sent = None
+    shard_bytes, differences = ready.shard_bytes, None
     if recorder is not None:
-        sent = SentDifferences.of(recorder, place.group, memory.slab, peers, settings)
+        shard_bytes, differences = sent_differences(
+            recorder, place.group, place.slab, peers, settings
+        )
     return open_replicator(
         settings,
         place.group,
-        memory.slab,
+        place.slab,
         peers,
-        shard_bytes=memory.shard_bytes if sent is None else sent.sizes_bytes,
+        shard_bytes=shard_bytes,
         link=_open_link(settings, session.start, place.group),
         node_of=place.seats.node_of,
         device=torch.device(ready.engine.device),
         emit=emit,
         asked=lambda: Asked(session.wants_hold, *encode_order(session.order_back)),
-        differences=None if sent is None else sent.over,
+        differences=differences,
     )
 
 
@@ -357,7 +359,7 @@ class UnprotectedLoops:
 
     def steps(self, total: int, /) -> Iterator[int]:
         """Until so many optimizer steps are done; refused where none will be, as in a lab."""
-        require_total("steps", total)
+        check_number("steps", total, is_whole=True)
         return self._steps(total)
 
     def _steps(self, total: int) -> Iterator[int]:
@@ -367,7 +369,7 @@ class UnprotectedLoops:
             yield int(self._engine.global_steps)
 
     def epochs(self, total: int, /) -> Iterator[int]:
-        require_total("epochs", total)
+        check_number("epochs", total, is_whole=True)
         return iter(range(total))
 
     def log(self, **values: float) -> None:

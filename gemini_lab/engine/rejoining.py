@@ -5,7 +5,7 @@ versions are made again, and the planned version is restored in place.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from gemini_lab.engine.rewinding import Rewinder
@@ -28,15 +28,6 @@ from gemini_lab.transfer.replicator import Replicator
 OpenReplicator = Callable[[WorkerSession, ReadyEngine], Replicator]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejoined:
-    """The parts with which training continues."""
-
-    ready: ReadyEngine  # the engine, with the restored version
-    replicator: Replicator
-    rewinder: Rewinder | None
-
-
 class Rejoining:
     """The recoveries of one rank in its process."""
 
@@ -52,8 +43,13 @@ class Rejoining:
         """Begin the script's loop, in which this process can be kept."""
         self.process.enter_loop(self._why_not, stop_traffic=replicator.stop)
 
-    def rejoin(self, replicator: Replicator, place: LoopPlace) -> Rejoined:
+    def rejoin(
+        self, replicator: Replicator, place: LoopPlace
+    ) -> tuple[ReadyEngine, Replicator, Rewinder | None]:
         """Wait at the loop's top for the order to go on, and restore the planned version.
+
+        Returns:
+            The parts with which training continues.
 
         Raises:
             CannotGoOnError: This process cannot be kept; another one takes its place.
@@ -66,9 +62,7 @@ class Rejoining:
         made = self._open_replicator(self._session, ready)
         self.process.stop_traffic = made.stop
         follow(self._session, ready, made)
-        return Rejoined(
-            ready=ready, replicator=made, rewinder=rewinder_of(self._session, ready, made)
-        )
+        return ready, made, rewinder_of(self._session, ready, made)
 
     def _why_not(self) -> str:
         """Return why the protected engine cannot be kept in its process; empty if it can."""

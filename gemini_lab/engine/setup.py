@@ -121,30 +121,22 @@ _WORD: Final = 1 << 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardMemory:
-    """The memory in which a rank keeps versions."""
-
-    slab: Slab  # room for its own shard and the replicas of others
-    shard_bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyEngine:
     """An engine with all that its protection needs."""
 
     engine: Engine
     state: EngineState  # what a version has of it
     settings: Settings
-    memory: ShardMemory  # where this rank's shard and the replicas lie
-    place: RestoreContext  # where that is in the job
+    shard_bytes: Sequence[int]  # payload bytes of every rank's shard
+    place: RestoreContext  # this rank's memory, and where that is in the job
     # What the version carried beside the engine's state; empty if there was none.
     small: Mapping[str, object]
 
     def rehearse(self) -> None:
         """Try what a recovery does, in the room of the next version; all ranks together."""
         if self.settings.scheme != "none":
-            slab, place, version = self.memory.slab, self.place, self.state.version
-            self.state.rehearse(slab.begin(place.rank, version, place.lineage).data.data)
+            place, version = self.place, self.state.version
+            self.state.rehearse(place.slab.begin(place.rank, version, place.lineage).data.data)
 
 
 def ready_engine(
@@ -179,14 +171,14 @@ def ready_engine(
     # After `meet`: a rank that is missing would hold the others in Gloo's own rendezvous.
     group = CheckpointGroup(session.store, rank=start.rank, world_size=start.seats.world_size)
     seats = _placed(session, state, settings, group)
-    memory = _lay_out(session, state, seats, settings, group)
-    pin_on(state.framework.device, memory.slab.memory)  # before a version is read from it
+    slab, shard_bytes = _lay_out(session, state, seats, settings, group)
+    pin_on(state.framework.device, slab.memory)  # before a version is read from it
     if is_first and start.order.resumes_elsewhere(settings):
         session.wait_for_fence()
     place = RestoreContext(
         rank=start.rank,
         seats=seats,
-        slab=memory.slab,
+        slab=slab,
         group=group,
         persistent_url=settings.persistent_url,
         lineage=Lineage(run=start.order.run, epoch=start.epoch),
@@ -198,7 +190,12 @@ def ready_engine(
     with session.restoring():
         small = restore_planned(session, state.load, state, place)
         ready = ReadyEngine(
-            engine=engine, state=state, settings=settings, memory=memory, place=place, small=small
+            engine=engine,
+            state=state,
+            settings=settings,
+            shard_bytes=shard_bytes,
+            place=place,
+            small=small,
         )
         if start.plan.version is None:
             ready.rehearse()
@@ -284,8 +281,8 @@ def _lay_out(
     seats: Seats,
     settings: Settings,
     group: CheckpointGroup,
-) -> ShardMemory:
-    """Return memory for the engine's state, which is then said to be protected."""
+) -> tuple[Slab, Sequence[int]]:
+    """Return memory for the engine's state, which is then said to be protected, and all sizes."""
     layout, rank = state.layout, session.start.rank
     met = exchange_layouts(layout, rank=rank, seats=seats, group=group)
     fd = session.request_slab(
@@ -297,7 +294,7 @@ def _lay_out(
     )
     require_fingerprint(met.fingerprint, session.start.fingerprint)
     say_protected(session, state, met.fingerprint, seats, settings)
-    return ShardMemory(slab=Slab.attach(fd), shard_bytes=met.shard_bytes)
+    return Slab.attach(fd), met.shard_bytes
 
 
 def say_protected(
@@ -430,8 +427,7 @@ def rewinder_of(
     guard = Guard.of(settings)
     if guard is not None and (known := guard_in(ready.small)) is not None:
         guard.restore(known)
-    slab = ready.memory.slab
-    return Rewinder(ready.state, slab, replicator, guard=guard, emit=session.emit)
+    return Rewinder(ready.state, ready.place.slab, replicator, guard=guard, emit=session.emit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

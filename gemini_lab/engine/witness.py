@@ -214,17 +214,9 @@ class WitnessedSteps:
 
     def __init__(self, witness: Witness, inner: StepHook) -> None:
         self._witness, self._inner = witness, inner
-        self.before_writing = inner.before_writing
 
-    @property
-    def counts(self) -> bool:
-        """See `StepHook`."""
-        return self._inner.counts
-
-    @property
-    def remarks(self) -> Sequence[str]:
-        """See `StepHook`."""
-        return self._inner.remarks
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def begin_forward(self) -> None:
         """Record the state, because the iteration before has ended."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.profiler.profile import CollectiveRecord
 from gemini_lab.transfer.group import TransferHandle
+from gemini_lab.transfer.link import sleep_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +149,6 @@ def handle_of(result: object) -> TransferHandle | None:
     """Return the handle in what a collective returned, or `None`."""
     last = result[-1] if isinstance(result, list) and result else result
     return last if hasattr(last, "wait") else None
-
-
-def sleep_until(at_s: float) -> None:
-    """Return at that time of `time.monotonic`."""
-    while (left_s := at_s - time.monotonic()) > 0:
-        time.sleep(left_s)
 
 
 def iteration_record(

@@ -28,9 +28,9 @@ from gemini_lab.transfer.collective_calls import (
     WallClock,
     handle_of,
     iteration_record,
-    sleep_until,
 )
 from gemini_lab.transfer.group import TransferHandle
+from gemini_lab.transfer.link import sleep_until
 
 Pace = Callable[[str, int, dist.ProcessGroup | None], float]
 """From name, bytes and process group of a collective to the time (`time.monotonic`) at which the

@@ -129,7 +129,7 @@ class LinkBucket:
 
     def carry(self, size_bytes: float) -> None:
         """Reserve, and wait until the link has carried the bytes."""
-        wait_until(self.reserve(size_bytes))
+        sleep_until(self.reserve(size_bytes))
 
     def close(self) -> None:
         self._memory.close()
@@ -142,9 +142,9 @@ class LinkBucket:
         self.close()
 
 
-def wait_until(done_s: float) -> None:
-    """Wait until a time on the clock of `time.monotonic`."""
-    while (left_s := done_s - time.monotonic()) > 0:
+def sleep_until(at_s: float) -> None:
+    """Return at that time of `time.monotonic`."""
+    while (left_s := at_s - time.monotonic()) > 0:
         time.sleep(left_s)
 
 

@@ -13,7 +13,7 @@ from gemini_lab.memory.slab import ReadBuffer, Slab, chunk_digest
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.group import CheckpointGroup, TransferHandle
-from gemini_lab.transfer.link import wait_until
+from gemini_lab.transfer.link import sleep_until
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
@@ -124,7 +124,7 @@ class BackgroundRoute:
             # left the link idle for a tenth of a version.
             local.up_to(end_bytes + own.chunk(0).nbytes)
             with self._group.waiting():
-                wait_until(done_s)
+                sleep_until(done_s)
         return [self._group.isend(torch.from_numpy(chunk), rank) for rank in self._peers.sends_to]
 
 

@@ -21,7 +21,7 @@ import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.transfer.group import TransferHandle
-from gemini_lab.transfer.link import wait_until
+from gemini_lab.transfer.link import sleep_until
 from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.version import (
     Chunks,
@@ -119,7 +119,7 @@ class ScheduledRoute:
                 done_s = self._link.reserve(chunk.size_bytes)
                 local.up_to(max(ends[number : number + 2]))  # while the link carries this chunk
                 with self._group.waiting():
-                    wait_until(done_s)
+                    sleep_until(done_s)
             works.append(self._group.isend(payload[chunk.offset_bytes : ends[number]], peer))
             if self._rooms:
                 # A tag of its own, because Gloo pairs messages of one tag in the order in which

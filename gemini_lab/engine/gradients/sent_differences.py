@@ -2,9 +2,9 @@
 
 import subprocess
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
@@ -145,52 +145,29 @@ def recorder_of(state: EngineState, settings: Settings) -> UpdateRecorder | None
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentDifferences:
-    """Both ends of what travels instead of shards, on this rank."""
+def sent_differences(
+    recorder: UpdateRecorder, group: CheckpointGroup, slab: Slab, peers: Peers, settings: Settings
+) -> tuple[Sequence[int], Callable[[Wire], Differences]]:
+    """Start the processes that make versions here; all ranks call it together.
 
-    recorder: UpdateRecorder
-    makers: dict[int, VersionMaker]  # by rank whose shard is kept here, who makes its versions
-    sizes_bytes: tuple[int, ...]  # what each rank sends of a version
-    slab: Slab
-    peers: Peers
-    full_every: int | None  # of so many versions one is sent in full
-
-    @classmethod
-    def of(
-        cls,
-        recorder: UpdateRecorder,
-        group: CheckpointGroup,
-        slab: Slab,
-        peers: Peers,
-        settings: Settings,
-    ) -> Self:
-        """Start the processes that make versions here; all ranks call it together."""
-        sizes_bytes = tuple(size for (size,) in group.all_gather([recorder.room.data.nbytes]))
-        makers = {
-            rank: VersionMaker(
-                slab,
-                difference_bytes=sizes_bytes[rank],
-                chunk_bytes=settings.chunk_bytes,
-                kind=recorder.kind,
-            )
-            for rank in peers.receives_from
-        }
-        return cls(
-            recorder=recorder,
-            makers=makers,
-            sizes_bytes=sizes_bytes,
-            slab=slab,
-            peers=peers,
-            full_every=settings.full_copy_every,
+    Returns:
+        Bytes that each rank sends of a version, and what makes the sender for a wire.
+    """
+    sizes_bytes = [size for (size,) in group.all_gather([recorder.room.data.nbytes])]
+    makers = {
+        rank: VersionMaker(
+            slab,
+            difference_bytes=sizes_bytes[rank],
+            chunk_bytes=settings.chunk_bytes,
+            kind=recorder.kind,
         )
+        for rank in peers.receives_from
+    }
 
-    def over(self, wire: Wire) -> Differences:
+    def over(wire: Wire) -> Differences:
+        full_every = settings.full_copy_every
         return Differences(
-            wire,
-            self.peers,
-            self.slab,
-            own=self.recorder.room,
-            makers=self.makers,
-            full_every=self.full_every,
+            wire, peers, slab, own=recorder.room, makers=makers, full_every=full_every
         )
+
+    return sizes_bytes, over

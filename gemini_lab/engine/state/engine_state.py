@@ -48,7 +48,10 @@ class EngineState:
 
     def __init__(self, engine: Engine, *, script: ScriptState | None = None) -> None:
         self._engine = engine
-        self.framework = framework_of(engine)
+        is_torch = isinstance(engine, TorchEngine)
+        self.framework: Framework = (
+            TorchFramework(engine) if is_torch else deepspeed_framework(engine)
+        )
         self.script = ScriptState() if script is None else script
         self.layout: ShardLayout = self._lay_out()  # the form of this rank's payload
         loaders = gather([len(self.script.watches)])
@@ -369,17 +372,6 @@ def _require_batch(then: int | None, now: int | None, heir: Heir) -> None:
             "each rank's batch from the number of ranks (under DeepSpeed: train_batch_size "
             'without a micro-batch), or say "batch_on_resize": "change"'
         )
-
-
-def framework_of(engine: Engine) -> Framework:
-    """Return the view of what is protected.
-
-    Raises:
-        UnsupportedError: It has state that would not be kept; says what to change.
-    """
-    return (
-        TorchFramework(engine) if isinstance(engine, TorchEngine) else deepspeed_framework(engine)
-    )
 
 
 def _flat(payload: Payload) -> torch.Tensor:
