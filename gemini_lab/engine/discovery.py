@@ -148,7 +148,9 @@ def _left(
             f"another DeepSpeed engine trains here ({names}) "
             "and is not kept, as a job protects one; make both models parts of one module"
         )
-    if static := [one.module for one in around.replicated if _adds_up_anew(one)]:
+    # Of two ranks no sum differs from another.
+    static = [one for one in around.replicated if one.static_graph]
+    if static := [one.module for one in static if dist.get_world_size(one.process_group) > 2]:
         yield (
             f"another model in DDP has static_graph=True ({_listed(static)}): a worker that "
             "starts after a failure adds its gradients up in another order once, and their last "
@@ -175,7 +177,9 @@ def _several_schedules(schedules: Sequence[object], whose: str) -> str:
 def look_around(engine: Engine, made: Iterable[object]) -> Surroundings:
     """Return what exists now; later objects are not seen."""
     own = engine.training_dataloader
-    adapters = _loader_adapters()
+    # Accelerate's loaders, if it is there, wrap the DataLoader that they read.
+    accelerate = sys.modules.get("accelerate.data_loader")
+    adapters = () if accelerate is None else (accelerate.DataLoaderAdapter,)
     kinds = (DataLoader, LRScheduler, GradScaler, *_MODELS, *adapters)
     # By their type alone: Accelerate's loaders pass for the DataLoader that they read.
     things = [thing for thing in made if issubclass(type(thing), kinds)]
@@ -206,11 +210,6 @@ def _replicated(
     return sorted(others, key=lambda one: [(n, [*w.shape]) for n, w in one.named_parameters()])
 
 
-def _adds_up_anew(ddp: DistributedDataParallel) -> bool:
-    """Return whether its first sum of gradients differs from later ones; of two ranks none does."""
-    return bool(ddp.static_graph) and dist.get_world_size(ddp.process_group) > 2
-
-
 def _schedules(found: Sequence[LRScheduler], optimizer: object) -> list[LRScheduler]:
     """Return those of an optimizer that no other schedule steps."""
     optimizers = _with_wrapped(optimizer)
@@ -225,12 +224,6 @@ def _schedules(found: Sequence[LRScheduler], optimizer: object) -> list[LRSchedu
 def _with_wrapped(optimizer: object) -> set[int]:
     inner = getattr(optimizer, "optimizer", None)
     return {id(optimizer)} if inner is None else {id(optimizer), id(inner)}
-
-
-def _loader_adapters() -> tuple[type, ...]:
-    """Return Accelerate's loaders, if it is there: they wrap the DataLoader that they read."""
-    module = sys.modules.get("accelerate.data_loader")
-    return () if module is None else (module.DataLoaderAdapter,)
 
 
 def _of(kind: type[Kind], things: Sequence[object]) -> list[Kind]:

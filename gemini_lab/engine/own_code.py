@@ -16,7 +16,7 @@ import site
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import cache
@@ -250,7 +250,9 @@ class SameCode:
             ConfigError: There are such.
             CannotGoOnError: There are, and a start of all ranks may mend it: some were kept.
         """
-        all_told = list(self._all_told())
+        count = self._store.add(f"{_KEY}/count", 0)
+        told_there = (self._store.get(f"{_KEY}/told/{n}") for n in range(1, count + 1))
+        all_told = [msgspec.json.decode(data, type=CodeReport) for data in told_there]
         known: dict[str, str] = {}
         self._own = {}
         for told in all_told:
@@ -281,10 +283,6 @@ class SameCode:
                 '"on_code_change" is "stop": put the files back as they were, or start another run '
                 "with --resume, which goes on from the newest version with the new code"
             )
-
-    def _all_told(self) -> Iterator[CodeReport]:
-        for number in range(1, self._store.add(f"{_KEY}/count", 0) + 1):
-            yield msgspec.json.decode(self._store.get(f"{_KEY}/told/{number}"), type=CodeReport)
 
     def _say(self, files: Mapping[str, str]) -> None:
         """Say which of these files this run has not executed so before."""
@@ -342,7 +340,9 @@ class SameCode:
             return
         name = name_of(path, self._folders)
         try:
-            other = self._known.get(name) or self._first_to_import(name, digest)
+            other = self._known.get(name)
+            if other is None:  # then that of the first rank which imports it
+                other = self._store.compare_set(f"{_KEY}/late/{name}", "", digest).decode()
             is_first = self._store.add(f"{_KEY}/imported/{name}/{digest}", 1) == 1
         except RuntimeError:  # the store went with a rank: this start is over
             return
@@ -358,9 +358,6 @@ class SameCode:
             self._stop_at(names)
         if is_first:
             self._say({name: digest})
-
-    def _first_to_import(self, name: str, digest: str) -> str:
-        return self._store.compare_set(f"{_KEY}/late/{name}", "", digest).decode()
 
 
 def _sum(files: Mapping[str, str]) -> str:

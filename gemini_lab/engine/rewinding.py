@@ -160,11 +160,13 @@ class Rewinder:
         offers = list(self._usable(wish, run=run, place=place))
         while True:
             everybodys = self._replicator.exchange(_padded(offers, self._slab.buffers))
-            found = set.intersection(*({*_pairs(one)} for one in everybodys))
+            pairs = (zip(one[::2], one[1::2], strict=True) for one in everybodys)
+            found = set.intersection(*map(set[Offer], pairs))
             chosen = max(found - {(_NOTHING, _NOTHING)}, default=None)
             if chosen is None:
                 return None
-            copy = self._slab.read(self._rank, chosen[0], _lineage(chosen[1]))
+            lineage = Lineage.from_word(chosen[1] % 2**64)
+            copy = self._slab.read(self._rank, chosen[0], lineage)
             is_whole = not copy.bad_chunks()
             if all(whole for (whole,) in self._replicator.exchange([int(is_whole)])):
                 return copy
@@ -248,13 +250,5 @@ def _padded(offers: Sequence[Offer], count: int) -> list[int]:
     return flat + [_NOTHING] * (2 * count - len(flat))
 
 
-def _pairs(values: Sequence[int]) -> Iterator[Offer]:
-    yield from zip(values[::2], values[1::2], strict=True)
-
-
 def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
-
-
-def _lineage(word: int) -> Lineage:
-    return Lineage.from_word(word % 2**64)

@@ -33,7 +33,7 @@ up. So in a loop over `protected.epochs` all ranks wait for one another at the e
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -283,16 +283,14 @@ def place_to_small(place: LoopPlace) -> dict[str, object]:
 def place_in(small: StateView) -> LoopPlace:
     """Return the place of a version; one of an older release knows the number of an epoch alone."""
     if _LOOPS in small:
-        return tuple(_pass_of(numbers) for numbers in small[_LOOPS])
+        return tuple(
+            Pass(kind=_KINDS[kind], total=total, order=order, twins=twins, number=number)
+            for kind, total, order, twins, number in small[_LOOPS]
+        )
     epoch = small.get(_EPOCH, 0)
     if not isinstance(epoch, int) or not epoch:
         return ()
     return (Pass(kind=None, total=0, order=0, twins=0, number=epoch),)
-
-
-def _pass_of(numbers: Sequence[int]) -> Pass:
-    kind, total, order, twins, number = numbers
-    return Pass(kind=_KINDS[kind], total=total, order=order, twins=twins, number=number)
 
 
 ALOUD_S: Final = 1.0

@@ -165,7 +165,11 @@ def ready_engine(
     session.code.begin(settings)
     is_first = start.fingerprint is None  # of the run: nobody has called this before
     if start.rank == 0 and (is_first or start.plan.version is None):
-        _claim_tier(settings.persistent_url, start.order)
+        if settings.persistent_url is not None:
+            # The tier becomes this run's before the run has anything to lose there.
+            tier = persistent_tier(settings.persistent_url)
+            tier.check()
+            tier.claim(start.order.run, is_resumed=start.order.is_resumed)
         if is_first and start.order.is_resumed:
             _say_if_nothing_is_resumed(settings.persistent_url, remark)
     # After `meet`: a rank that is missing would hold the others in Gloo's own rendezvous.
@@ -228,23 +232,12 @@ def _placed(
     per_node = seats.workers_per_node
     node_bytes = [sum(sizes[n : n + per_node]) for n in range(0, len(sizes), per_node)]
     if settings.adapt_replicas:
-        seats = replace(seats, risk=_shared_risk(session))
+        # All ranks plan with the machines' risk that the root agent has told to rank 0.
+        if session.start.rank == 0:
+            session.store.set(_RISK_KEY, msgspec.json.encode(seats.risk).decode())
+        risk = msgspec.json.decode(session.store.get(_RISK_KEY), type=Risk)
+        seats = replace(seats, risk=risk)
     return seats.placed(settings, shard_bytes=max(sizes), node_bytes=node_bytes)
-
-
-def _shared_risk(session: WorkerSession) -> Risk:
-    """Return the machines' risk, which the root agent has told to rank 0."""
-    if session.start.rank == 0:
-        session.store.set(_RISK_KEY, msgspec.json.encode(session.start.seats.risk).decode())
-    return msgspec.json.decode(session.store.get(_RISK_KEY), type=Risk)
-
-
-def _claim_tier(url: str | None, order: JobOrder) -> None:
-    """Make the persistent tier this run's, before it has anything to lose there."""
-    if url is not None:
-        tier = persistent_tier(url)
-        tier.check()
-        tier.claim(order.run, is_resumed=order.is_resumed)
 
 
 def _say_if_nothing_is_resumed(url: str | None, remark: Callable[[str], None]) -> None:

@@ -82,8 +82,10 @@ class Bystanders:
             taken |= {_place(tensor) for tensor in found}
             inside = root.module if isinstance(root, DistributedDataParallel) else root
             self._note(type(inside).__name__, found)
+        kept_modules = [one for one in kept if isinstance(one, nn.Module)]
+        kept_parts = {id(part) for one in kept_modules for part in one.modules()}
         for part in modules:
-            if is_metric(part) and id(part) not in own | _parts_of(kept):
+            if is_metric(part) and id(part) not in own | kept_parts:
                 self._watch(f"what a {type(part).__name__} has added up", _look_at(part, _added_up))
         for optimizer in _others(made, engine, kept):
             name = f"the state of another {type(optimizer).__name__}"
@@ -155,10 +157,6 @@ def _others(
         is_one = isinstance(one, torch.optim.Optimizer) and hasattr(one, "state")
         if is_one and known.isdisjoint({id(one), id(getattr(one, "optimizer", one))}):
             yield one
-
-
-def _parts_of(kept: Sequence[object]) -> set[int]:
-    return {id(part) for one in kept if isinstance(one, nn.Module) for part in one.modules()}
 
 
 def _beside_weights(model: nn.Module) -> dict[str, list[torch.Tensor]]:
@@ -270,7 +268,9 @@ class StrayLoaders:
         """Return the data sets of loaders that were read on since the last look, each once."""
         seen, self._seen = self._seen, []
         alive = [(one, taken) for held, taken in seen if (one := held()) is not None]
-        return sorted({_loader_name(one) for one, taken in alive if _taken_amid(one) > taken})
+        # A DataLoader's iterator has no public way to its data set.
+        read = [one._dataset for one, taken in alive if _taken_amid(one) > taken]  # noqa: SLF001
+        return sorted({f"a DataLoader of a {type(data).__name__}" for data in read})
 
 
 def _samplers(reads: object) -> list[object]:
@@ -288,11 +288,6 @@ def _taken_amid(iterator: Any) -> int:
         return taken if taken < len(iterator) else 0
     except Exception:  # noqa: BLE001 - a stream has no length, and a sampler's own may be amiss
         return taken
-
-
-def _loader_name(iterator: Any) -> str:
-    # A DataLoader's iterator has no public way to its data set.
-    return f"a DataLoader of a {type(iterator._dataset).__name__}"  # noqa: SLF001
 
 
 _LOOKS: Final = 3  # so many versions of a worker are looked at

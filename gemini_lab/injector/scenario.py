@@ -160,7 +160,12 @@ class Scenario:
 
     def to_json(self) -> dict[str, object]:
         """Plain values, as in a scenario file."""
-        return {"seed": self.seed, "failures": [_planned_json(p) for p in self.planned]}
+        failures: list[dict[str, object]] = []
+        for one in self.planned:
+            by_iteration = one.iteration is not None
+            when = {"iteration": one.iteration} if by_iteration else {"at_s": one.at_s}
+            failures.append({**when, **one.failure.to_json()})
+        return {"seed": self.seed, "failures": failures}
 
     @classmethod
     def from_json(cls, record: Mapping[str, object]) -> "Scenario":
@@ -294,12 +299,6 @@ def _name(node: str | int) -> str:
         return node
     check_number("node", node, is_whole=True)
     return f"node-{node}"
-
-
-def _planned_json(planned: Planned) -> dict[str, object]:
-    by_iteration = planned.iteration is not None
-    when = {"iteration": planned.iteration} if by_iteration else {"at_s": planned.at_s}
-    return {**when, **planned.failure.to_json()}
 
 
 def _poisson(generator: random.Random, rate: float, *, until: float) -> Iterator[float]:

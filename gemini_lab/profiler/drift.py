@@ -50,7 +50,9 @@ class DriftWatch:
 
     def observe(self, record: IterationRecord) -> Drift | None:
         """Take one more iteration of the profile's sequence; gives a drift once it is certain."""
-        self._window.append(self._spans_s(record))
+        found = gaps(record.collectives, record.iteration_s, record.update_s, before=self._before)
+        # Gaps before the update alone: checkpoints use no other.
+        self._window.append([end_s - start_s for start_s, end_s in found[: self._before + 1]])
         if len(self._window) < WINDOW:
             return None
         now_s = [median(lengths_s) for lengths_s in zip(*self._window, strict=True)]
@@ -63,11 +65,6 @@ class DriftWatch:
         if self._shifted < WINDOWS:
             return None
         return Drift(difference=self._in_words(self._first_s, now_s, by_s))
-
-    def _spans_s(self, record: IterationRecord) -> list[float]:
-        """Return the seconds of each gap before the update."""
-        found = gaps(record.collectives, record.iteration_s, record.update_s, before=self._before)
-        return [end_s - start_s for start_s, end_s in found[: self._before + 1]]
 
     def _in_words(self, then_s: Sequence[float], now_s: Sequence[float], by_s: float) -> str:
         return (

@@ -98,7 +98,9 @@ def rehearse_data(script: ScriptState) -> Iterator[str]:
         if flaw is None:
             continue
         is_loader = isinstance(thing, KINDS)
-        if is_loader and not is_watched and _is_exact_read_again(thing):
+        can_read_again = is_loader and not is_watched
+        again_s = time.monotonic() + LIMIT_S
+        if can_read_again and _first_flaw(thing, again_s, is_watched=True) is None:
             script.read_again(thing)
             yield IS_READ_AGAIN.format(what=_name(thing), where=flaw.where, seen=flaw.seen)
             continue
@@ -121,10 +123,6 @@ class _Flaw:
 def _name(thing: object) -> str:
     data = getattr(thing, "dataset", None)
     return type(thing).__name__ + ("" if data is None else f" of a {type(data).__name__}")
-
-
-def _is_exact_read_again(loader: object) -> bool:
-    return _first_flaw(loader, time.monotonic() + LIMIT_S, is_watched=True) is None
 
 
 def _first_flaw(thing: object, give_up_s: float, *, is_watched: bool = False) -> _Flaw | None:

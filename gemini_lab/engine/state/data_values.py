@@ -279,7 +279,9 @@ def digest(value: object) -> int | None:
     def look(one: Any, depth: int) -> int | None:
         if _is_kind(one, _CONTAINERS) and depth < _DEEPEST:
             parts = [*one.items()] if _is_kind(one, dict) else [*one]
-            chosen = _chosen_of_set(parts) if _is_kind(one, set) else _ends(parts)
+            chosen = parts[:_ENDS] + parts[-_ENDS:]
+            if _is_kind(one, set):  # equal sets give theirs in any order: all, or none
+                chosen = parts if len(parts) <= _MOST_OF_SET else []
             looked = [look(part, depth + 1) for part in chosen]
             if _is_kind(one, set):
                 looked.sort(key=str)
@@ -291,15 +293,6 @@ def digest(value: object) -> int | None:
         return look(value, 0)
     except RuntimeError:
         return None
-
-
-def _ends(parts: list[object]) -> list[object]:
-    return parts[:_ENDS] + parts[-_ENDS:]
-
-
-def _chosen_of_set(parts: list[object]) -> list[object]:
-    """Return all elements or none: equal sets may give theirs in any order, without ends."""
-    return parts if len(parts) <= _MOST_OF_SET else []
 
 
 def _plain_bytes(value: Any) -> bytes | None:

@@ -31,7 +31,7 @@ from gemini_lab.errors import (
     IntegrityError,
 )
 from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed
-from gemini_lab.shard.layout import ShardLayout, TensorSpec, lay_out, require_same
+from gemini_lab.shard.layout import ShardLayout, lay_out, require_same
 from gemini_lab.units import MIB, format_bytes
 
 Payload = bytes | bytearray | memoryview
@@ -177,7 +177,10 @@ class EngineState:
         """Put a version back that fits, and refuse it if what is there then is not the same."""
         framework, script, verdict = self.framework, self.script, JointOutcome()
         flat = _flat(payload)
-        values = [_view(flat, spec) for spec in self.layout.tensors]
+        values = []
+        for spec in self.layout.tensors:
+            part = flat[spec.offset_bytes : spec.offset_bytes + spec.size_bytes]
+            values.append(part.view(getattr(torch, spec.dtype)).view(spec.shape))
         with verdict.withheld():
             # Others wait in this collective, so an error of this rank's is withheld until all were
             # in it.
@@ -379,8 +382,3 @@ def _flat(payload: Payload) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it may be that
         return torch.frombuffer(payload, dtype=torch.uint8)
-
-
-def _view(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    part = flat[spec.offset_bytes : spec.offset_bytes + spec.size_bytes]
-    return part.view(getattr(torch, spec.dtype)).view(spec.shape)

@@ -1,6 +1,6 @@
 """The script's own part of the small state: where its data stand, and what it named."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -104,7 +104,8 @@ class ScriptState:
         """
         if not isinstance(source, KINDS) or id(source) in self._placed:
             return False
-        if not _is_of_torchdata(source) or watch(source).has_begun:
+        packages = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
+        if "torchdata" not in packages or watch(source).has_begun:
             return False
         is_by_epoch = isinstance(getattr(source, "sampler", None), DistributedSampler)
         return is_by_epoch and not own_generators(of_loader(source))
@@ -241,7 +242,8 @@ def _position(source: Any) -> Stateful:
     if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):
         if isinstance(source, KINDS):
             return watch(source)
-        inside = [name for name, value in _attributes(source) if isinstance(value, KINDS)]
+        attributes = getattr(source, "__dict__", {}).items()
+        inside = [name for name, value in attributes if isinstance(value, KINDS)]
         itself = (
             f"the DataLoader inside (its `.{inside[0]}`)" if inside else "the DataLoader itself"
         )
@@ -251,14 +253,6 @@ def _position(source: Any) -> Stateful:
         )
     stateful: Stateful = source
     return stateful
-
-
-def _is_of_torchdata(loader: object) -> bool:
-    return any(kind.__module__.partition(".")[0] == "torchdata" for kind in type(loader).__mro__)
-
-
-def _attributes(thing: object) -> Iterable[tuple[str, object]]:
-    return getattr(thing, "__dict__", {}).items()
 
 
 def _require_no_iterator(loader: Any) -> None:

@@ -42,15 +42,13 @@ class ModelParts:
         """Refuse a model of other parts; name them."""
         weights = dict(self._module.named_parameters())
         if not _are_same(self._weights, weights):
-            new = [name for name, one in weights.items() if not self._had(name, one)]
+            had = self._weights
+            new = [n for n, one in weights.items() if n not in had or not _is_same(had[n], one)]
             raise _refusal("weights", new, self._weights.keys() - weights.keys())
         with_buffers = _parts_with_buffers(self._module)
         added, gone = with_buffers - self._parts, self._with_buffers - with_buffers
         if added or gone:
             raise _refusal("parts with buffers", added, gone)
-
-    def _had(self, name: str, weight: nn.Parameter) -> bool:
-        return name in self._weights and _is_same(self._weights[name], weight)
 
 
 def _are_same(then: dict[str, nn.Parameter], now: dict[str, nn.Parameter]) -> bool:
@@ -249,16 +247,16 @@ def reshard_positions(
         if isinstance(source, Resharding):
             state = source.reshard_state_dict(states, rank=heir.rank, world_size=heir.ranks)
             found.append(state)
-        elif isinstance(source, LoaderWatch) and _is_dealt(source, states):
+        elif (
+            isinstance(source, LoaderWatch)
+            and source.dealt is not None
+            and all(one.get("dealt") is not None for one in states)
+        ):
             found.append(_loader_position(source, states, heir))
         else:
             _begin_anew(source, heir, may_restart=may_restart)
             found.append(None)
     return found
-
-
-def _is_dealt(watch: LoaderWatch, states: Sequence[StateView]) -> bool:
-    return watch.dealt is not None and all(one.get("dealt") is not None for one in states)
 
 
 def _begin_anew(source: object, heir: Heir, *, may_restart: bool) -> None:
@@ -311,17 +309,16 @@ def _draws(states: Sequence[Sequence[StateView]], heir: Heir) -> list[StateDict]
     """Return what an epoch's order is drawn from, of the loader and each of its samplers."""
     return [
         {
-            name: heir.drawn([one[name] for one in parts], _seeded)
+            name: heir.drawn(
+                [one[name] for one in parts],
+                lambda seed: torch.Generator().manual_seed(seed).get_state(),
+            )
             if name == "generator"
             else heir.shared([one[name] for one in parts], f"a sampler's {name}")
             for name in parts[0]
         }
         for parts in zip(*states, strict=True)
     ]
-
-
-def _seeded(seed: int) -> torch.Tensor:
-    return torch.Generator().manual_seed(seed).get_state()
 
 
 _EVERYWHERE: Final = ("epoch", "loops")

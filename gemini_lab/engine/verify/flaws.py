@@ -43,10 +43,14 @@ class Flaw:
         chosen = random.Random(self._order.seed)
         match self._order.where:
             case "gradient":
-                weight: Any = chosen.choice(_large(framework.contributing()))
+                weights = framework.contributing()
+                # Without vectors, of which a part may be without effect.
+                large = [one for one in weights if len(getattr(one, "ds_shape", one.shape)) > 1]
+                weight: Any = chosen.choice(large or [*weights])
                 weight.register_hook(self._in_gradient)
             case "activation":
-                layers = [one for one in framework.module.modules() if _is_layer(one)]
+                parts = framework.module.modules()
+                layers = [one for one in parts if any(True for _ in one.parameters(recurse=False))]
                 chosen.choice(layers).register_forward_hook(uncompiled(self._in_activation))
             case "optimizer":
                 optimizer: Any = framework.optimizer
@@ -94,12 +98,3 @@ class Flaws:
             if order.where == "gradient" and not self._framework.contributing():
                 return  # under FSDP2 there is none before the model has computed
             self._installed.append(Flaw(self._framework, order))
-
-
-def _large(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the weights without the vectors, of which a part may be without effect."""
-    return [one for one in weights if len(getattr(one, "ds_shape", one.shape)) > 1] or [*weights]
-
-
-def _is_layer(module: torch.nn.Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None

@@ -87,20 +87,20 @@ class Verifier:
         self._apart = apart
         self._recorder = CallRecorder(framework)
         self._updates = StepRecorder(framework)
-        self._is_recording = False
+        self.is_recording = False
         self.took_s = 0.0  # what that took
         self.replays = 0  # how often the iteration that is verified was computed again
 
     def begin(self, iteration: int) -> None:
         """Begin to compute for an iteration; called often in each."""
         is_due = self._is_to_be_tried or iteration % self._every == 0
-        if is_due and not self._is_recording:
-            self._is_recording, self.replays = True, 0
+        if is_due and not self.is_recording:
+            self.is_recording, self.replays = True, 0
             self._recorder.begin()
 
     def before_update(self) -> Found | None:
         """Verify the gradients, before they change the weights."""
-        if not self._is_recording:
+        if not self.is_recording:
             return None
         started_s = time.perf_counter()
         recorded, digest = self._recorder.end()
@@ -118,24 +118,22 @@ class Verifier:
 
     def after_update(self) -> Found | None:
         """Verify the update."""
-        if not self._is_recording:
+        if not self.is_recording:
             return None
         started_s = time.perf_counter()
         steps, digest = self._updates.end()
         if self._framework.shares_updates:
             found = self._compare_shared(digest)
         else:
-            found = self._compare("update", digest, packed(steps), self._update_again)
-        self._is_recording = self._is_to_be_tried = False
+            found = self._compare(
+                "update",
+                digest,
+                packed(steps),
+                lambda head, tensors: update_again(self._framework, unpacked(head, tensors)),
+            )
+        self.is_recording = self._is_to_be_tried = False
         self.took_s += time.perf_counter() - started_s
         return found
-
-    @property
-    def is_recording(self) -> bool:
-        return self._is_recording
-
-    def _update_again(self, head: bytes, tensors: Sequence[torch.Tensor]) -> int:
-        return update_again(self._framework, unpacked(head, tensors))
 
     # -- asking others ---------------------------------------------------------------------------
 
@@ -150,7 +148,8 @@ class Verifier:
         first = list(self._answers([digest], shift=0))
         answers = list(first)
         verdict, replays = Verdict(), 0
-        for shift in self._shifts():
+        planned = shifts(self._seats.nodes)
+        for shift in (_OWN, *planned) if self._is_to_be_tried else planned:
             head, tensors = self._swap(parcel, shift)
             with self._apart():
                 again = compute(head, tensors)
@@ -167,10 +166,6 @@ class Verifier:
         if self._is_to_be_tried and not verdict.wrong:
             raise UnsupportedError(_MOVED.format(work=work, ranks=listed(verdict.ranks)))
         return Found(work=work, verdict=verdict, replays=replays)
-
-    def _shifts(self) -> tuple[int, ...]:
-        planned = shifts(self._seats.nodes)
-        return (_OWN, *planned) if self._is_to_be_tried else planned
 
     def _compare_shared(self, digest: int) -> Found | None:
         """Compare an update that all machines were to make alike."""
