@@ -173,7 +173,7 @@ def _logged(name: str, value: Any) -> float:
 
 
 def as_sources(data: Any) -> list[Source]:
-    """`data=` as a list: one source, or a list or tuple of them."""
+    """Return `data=` as a list: one source, or a list or tuple of them."""
     if data is None:
         return []
     is_several = isinstance(data, Sequence) and not hasattr(data, "state_dict")

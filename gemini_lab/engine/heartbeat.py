@@ -86,7 +86,6 @@ class Heartbeat:
     # -- the training thread -------------------------------------------------------------------
 
     def enter(self, doing: Doing, detail: str = "") -> None:
-        """Note what training's thread does from here on."""
         self._activity = (doing, detail)
         self._moves += 1
 
@@ -235,7 +234,6 @@ def _operation(record: Mapping[str, Any]) -> str:
 
 
 def _groups() -> list[str]:
-    """Return the names of the process groups of which this rank is a member."""
     # There is no public way to list them.
     world = getattr(sys.modules.get(_C10D), "_world", None)
     return [] if world is None else [str(name) for name in world.pg_names.values()]

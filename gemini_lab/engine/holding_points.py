@@ -52,19 +52,18 @@ class HoldingPoints:
         return cls(tuple(map(int, filter(None, iterations.split(",")))), Path(file))
 
     def below(self, folder: Path) -> Self:
-        """Return the same iterations for a run in `folder`."""
         return replace(self, file=folder / self.file)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the run's workers."""
+        """Return the variables of the run's workers."""
         if not self.iterations:
             return {}
         return {HOLDS: f"{','.join(map(str, self.iterations))} {self.file.absolute()}"}
 
     @property
     def next(self) -> int | None:
-        """The first iteration that training may not pass yet."""
+        """Return the first iteration that training may not pass yet."""
         if not self.iterations or not self.file.parent.is_dir():
             return None  # the run's folder was removed: no owner could let training go on
         passed = 0
@@ -73,7 +72,6 @@ class HoldingPoints:
         return next((each for each in self.iterations if each > passed), None)
 
     def let_pass(self, iteration: int) -> None:
-        """Release training after `iteration`."""
         draft = self.file.with_suffix(".part")
         draft.write_text(str(iteration), encoding="ascii")
         draft.replace(self.file)  # a worker never reads half a number

@@ -40,8 +40,7 @@ class Monitor(Protocol):
 
     enabled: bool
 
-    def write_events(self, event_list: Sequence[tuple[str, float, int]], /) -> None:
-        """Write values by name, each at a number of samples."""
+    def write_events(self, event_list: Sequence[tuple[str, float, int]], /) -> None: ...
 
 
 def with_monitor(engine: Engine, emit: Emit) -> Emit:

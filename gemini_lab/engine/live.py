@@ -125,7 +125,6 @@ class LiveProtection:
 
     @property
     def is_early(self) -> bool:
-        """Return whether the loop that made the restored version is still to come."""
         return self._loops.awaited is not None
 
     @property
@@ -214,7 +213,6 @@ class LiveProtection:
             watch.begin_pass()
 
     def _leave_pass(self, loop: Loop) -> None:
-        """End a pass of a loop, and with it the loops inside of that."""
         self._loops.require_led()
         loop.end_pass()
         if self._loops.is_at_place:
@@ -230,7 +228,6 @@ class LiveProtection:
         self._iterations.go_back(self._iterations.newest)
 
     def _begin_anew(self) -> None:
-        """Begin an iteration after a version was put back."""
         self._is_computing, self._wish, self._is_asked_back = False, None, False
         self._sealer.is_to_hold = False
         self._sealer.drop()
@@ -347,7 +344,6 @@ class LiveProtection:
         return waited_s
 
     def before_writing(self) -> None:
-        """Wait until the version on its way is whole: its tensors are about to be written."""
         self._wait_for_version()
 
     def _wait_for_version(self) -> float:

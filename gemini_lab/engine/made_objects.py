@@ -95,7 +95,6 @@ _IMPORTED_LATE: Final = (
 
 
 def _follow_imported() -> None:
-    """Follow classes of modules that a script imports, once they are there."""
     for module, name in _IMPORTED_LATE:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and not hasattr(kind.__init__, _FOLLOWED):

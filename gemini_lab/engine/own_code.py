@@ -266,11 +266,11 @@ class SameCode:
 
     @property
     def executed(self) -> Mapping[str, str]:
-        """Digests of what the ranks have executed by now, by name."""
+        """Return digests of what the ranks have executed until now, by name."""
         return self._known
 
     def begin(self, settings: Settings) -> None:
-        """Say what this run executes, or refuse it if it changed and a person wants that."""
+        """Emit what this run executes, or refuse it if it changed and the user wants that."""
         self._stops = settings.on_code_change == "stop"
         if names := changed(self._start.code, self._known):
             self._stop_at(names)
@@ -365,7 +365,6 @@ def _sum(files: Mapping[str, str]) -> str:
 
 
 def _folders(job: Job) -> tuple[str, ...]:
-    """Return the script's folder, and the one in which it works."""
     cwd = os.path.realpath(job.cwd)
     if job.module:
         return (cwd,)

@@ -262,7 +262,7 @@ def _in_turn(*calls: Callable[[], None]) -> Callable[[], None]:
 
 
 def remarks(session: WorkerSession) -> Callable[[str], None]:
-    """Tells the script's author something in the log, which terminals show; one rank does."""
+    """Return what tells the script's author something in the log; rank 0 does."""
 
     def say(text: str) -> None:
         if session.start.rank == 0:
@@ -358,7 +358,7 @@ class UnprotectedLoops:
             engine.after_update = self._watch.end_update
 
     def steps(self, total: int, /) -> Iterator[int]:
-        """Until so many optimizer steps are done; refused where none will be, as in a lab."""
+        """Yield until so many optimizer steps are done; refuse what a lab refuses."""
         check_number("steps", total, is_whole=True)
         return self._steps(total)
 
@@ -373,7 +373,7 @@ class UnprotectedLoops:
         return iter(range(total))
 
     def log(self, **values: float) -> None:
-        """Nobody listens; what would be refused in a lab is refused here."""
+        """Refuse what a lab refuses; nothing is written."""
         numbers_of(values)
 
     def rewind(self, steps: int, *, skip: bool = True) -> None:

@@ -40,7 +40,6 @@ class Rejoining:
         self._open_replicator = open_replicator
 
     def enter_loop(self, replicator: Replicator) -> None:
-        """Begin the script's loop, in which this process can be kept."""
         self.process.enter_loop(self._why_not, stop_traffic=replicator.stop)
 
     def rejoin(

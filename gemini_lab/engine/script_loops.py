@@ -184,7 +184,6 @@ class ScriptLoops:
 
     @property
     def innermost(self) -> Kind | None:
-        """Return the kind of the innermost running loop; `None` outside of all."""
         return self._stack[-1].now.kind if self._stack else None
 
     @property
@@ -317,7 +316,6 @@ class Ends:
         self._worker.say(said)
 
     def begin(self, iteration: int) -> None:
-        """Begin training after this iteration."""
         self._passed = None if self._is_restored else iteration
 
     def end_pass(self, iteration: int) -> bool:

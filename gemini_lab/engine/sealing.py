@@ -79,7 +79,6 @@ class VersionSealer:
 
     @property
     def is_due(self) -> bool:
-        """Return whether the newest version is to be sent, and has not been."""
         return self._due is not None
 
     def expect(self) -> None:

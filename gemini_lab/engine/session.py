@@ -123,7 +123,7 @@ class WorkerSession:
     # -- what it says ------------------------------------------------------------------------------
 
     def emit(self, event: AnyEvent) -> None:
-        """Say an event of this worker; whose it is, and when it was, is added here."""
+        """Send an event of this worker, with its rank, its epoch and the time."""
         rank, epoch = self.start.rank, self.start.epoch
         if isinstance(event, OfWorker):
             event = msgspec.structs.replace(event, rank=rank, epoch=epoch)
@@ -236,7 +236,7 @@ class WorkerSession:
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """In it, the version of the plan is loaded; all ranks do so together."""
+        """Load the version of the plan inside the block; all ranks do so together."""
         with (
             self.kept.restoring(self.store),
             self.pulse.within("restoring", self.start.plan.tier),
@@ -254,7 +254,7 @@ class WorkerSession:
     # -- beside training: it hears -----------------------------------------------------------------
 
     def listen(self) -> None:
-        """Hear the node's agent from now on, beside training; nobody else asks it anything then."""
+        """Receive the agent's orders on a thread from now on; nothing else may ask it then."""
         self._listener = threading.Thread(target=self._hear, name="gemini-session", daemon=True)
         self._listener.start()
 
@@ -309,7 +309,7 @@ class WorkerSession:
         )
 
     def go_on(self) -> WorkerStart:
-        """Wait for the word to go on, and be of the new epoch from then on."""
+        """Wait for the order to go on, and be of the new epoch from then on."""
         with self.pulse.within("held"):
             self.start, self.store = self.kept.wait()
         self.pulse.epoch = self.start.epoch

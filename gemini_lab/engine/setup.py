@@ -358,7 +358,7 @@ def _old_slabs(session: WorkerSession, ranks: int) -> OldSlabs:
 def _recast(
     state: EngineState, settings: Settings, remark: Callable[[str], None], *, is_under_way: bool
 ) -> Recast:
-    """Takes over the small state of another number of ranks, and says what it could not.
+    """Return what takes over the small state of another number of ranks.
 
     In a run that is under way the global batch has to stay what it was; whoever starts one with
     another number sees to that.

@@ -199,7 +199,7 @@ class StandingGroups:
 
     @property
     def flaw(self) -> str:
-        """Why these groups cannot be reconnected, in words; empty if they can."""
+        """Return why these groups cannot be reconnected, in words; empty if they can."""
         if not dist.is_initialized() or isinstance(dist.group.WORLD, StandingGroup):
             return self._flaw
         kind = type(dist.group.WORLD).__name__
@@ -207,7 +207,6 @@ class StandingGroups:
 
     @property
     def is_broken(self) -> bool:
-        """Whether collectives do nothing, because a rank is lost."""
         return self.mode is Mode.BROKEN
 
     def break_off(self) -> None:
@@ -282,12 +281,11 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
 
     @property
     def label(self) -> str:
-        """The name that torch gives this group on each of its ranks."""
+        """Return the name that torch gives this group on each of its ranks."""
         return str(self.options.group_name)
 
     @property
     def members(self) -> frozenset[int]:
-        """The ranks in the job of this group's ranks."""
         return frozenset(self.options.global_ranks_in_group or range(self.size()))
 
     def connect(self, store: Any) -> None:

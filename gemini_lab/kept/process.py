@@ -84,7 +84,7 @@ class KeptProcess:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the iteration under way will be discarded, because a rank is lost."""
+        """Return whether the iteration under way will be discarded, because a rank is lost."""
         return False
 
     # -- the session -----------------------------------------------------------------------------
@@ -147,18 +147,18 @@ class KeptProcess:
     def enter_loop(
         self, why_not: Callable[[], str], *, stop_traffic: Callable[[float], bool]
     ) -> None:
-        """The set-up is over: from here on this process can be kept.
+        """End the set-up: from here on this process can be kept.
 
         Args:
             why_not: Why the protected engine does not allow it; empty if it does.
-            stop_traffic: Breaks off the version on its way; says whether that was done in time.
+            stop_traffic: Breaks off the version on its way; returns whether that was done in time.
         """
 
     def train_without_loop(self) -> None:
-        """The script trains outside of its loop: no other process needs its set-up."""
+        """Note that the script trains outside of its loop: no other process needs its set-up."""
 
     def leave_loop(self) -> None:
-        """Training is over."""
+        """Note that training is over."""
 
 
 class StandingProcess(KeptProcess):
@@ -230,7 +230,7 @@ class StandingProcess(KeptProcess):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the order to go on has come, and training's thread is not there to receive it.
+        """Return whether the order to go on has come, and training's thread is elsewhere.
 
         One that stands at the loop's top has waited for it, which may have taken as long as another
         node's imports, and takes its time to wake up.

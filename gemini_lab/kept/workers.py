@@ -33,8 +33,7 @@ class Host(Protocol):
     """The workers of this node."""
 
     @property
-    def workers(self) -> Mapping[int, NodeWorker]:
-        """Return the living workers, by rank."""
+    def workers(self) -> Mapping[int, NodeWorker]: ...
 
 
 class KeptWorkers:

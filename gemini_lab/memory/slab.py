@@ -64,7 +64,6 @@ class WriteBuffer:
         buffer.open(version, lineage)
 
     def chunk(self, index: int) -> Bytes:
-        """Return the bytes of one chunk; the last one may be shorter."""
         return self.data[index * self._chunk_bytes : (index + 1) * self._chunk_bytes]
 
     def chunk_count(self, payload_bytes: int) -> int:

@@ -29,16 +29,15 @@ class Lanes(Protocol):
     """The queues of one device. A lane works in order; lanes wait for each other only by marks."""
 
     def enter_thread(self) -> None:
-        """Called first on each thread, but the one that made the lanes, that gives them work."""
+        """Prepare a thread, other than the one that made the lanes, to give them work."""
 
     def require_here(self, tensors: Iterable[torch.Tensor]) -> None:
         """Refuse tensors that are neither on the device nor in CPU memory."""
 
-    def room(self, size_bytes: int) -> torch.Tensor:
-        """Return memory on the device."""
+    def room(self, size_bytes: int) -> torch.Tensor: ...
 
     def home(self, size_bytes: int) -> torch.Tensor:
-        """CPU memory that the device copies into by itself."""
+        """Return CPU memory that the device copies into by itself."""
 
     def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy, when the lane comes to it."""
@@ -122,7 +121,6 @@ class CudaQueues:
                 work.wait()  # holds up the stream, not this thread
 
     def mark(self, lane: Lane) -> Mark:
-        """Return an event on the lane's stream."""
         # Blocking: threads that wait for it would spin else, on cores that training needs.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream(lane))

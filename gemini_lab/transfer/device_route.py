@@ -190,7 +190,7 @@ class DeviceRoute:
     # -- the replicator's thread -------------------------------------------------------------------
 
     def wait_for_first(self) -> None:
-        """Nothing to wait for: the device copies by itself."""
+        """Do nothing, because the device copies by itself."""
 
     def exchange(
         self,

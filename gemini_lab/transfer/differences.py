@@ -115,7 +115,6 @@ class Differences:
 
     @property
     def are_wanted(self) -> bool:
-        """Return whether a difference is of any use any more."""
         return not self._trust.is_lost
 
     def agree(self, version: OutgoingVersion) -> bool:

@@ -146,7 +146,6 @@ class CheckpointGroup:
         return work
 
     def irecv(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> "TransferHandle":
-        """Begin to receive into `tensor`."""
         group = self._whole()
         self.messages += 1
         work: TransferHandle = group.recv([tensor], source, tag)
@@ -174,7 +173,6 @@ class CheckpointGroup:
                 time.sleep(MEET_LOOK_S)
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
         self.finish([self._whole().barrier()])
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:

@@ -128,7 +128,6 @@ class LinkBucket:
         return float(done_s)
 
     def carry(self, size_bytes: float) -> None:
-        """Reserve, and wait until the link has carried the bytes."""
         sleep_until(self.reserve(size_bytes))
 
     def close(self) -> None:

@@ -241,7 +241,6 @@ class Replicator:
 
     @property
     def is_withheld(self) -> bool:
-        """Return whether the newest version is withheld: see `OutgoingVersion.is_withheld`."""
         return self._let_exist is not None and not self._let_exist.is_set()
 
     def release(self) -> None:
@@ -279,7 +278,7 @@ class Replicator:
         return time.perf_counter() - started_s
 
     def _error(self) -> BaseException | None:
-        """Of the version under way, once it is over, or broken off."""
+        """Return the error of the version under way, once it is over or broken off."""
         if self._under_way is None:
             return None
         awaited = self._carried if self.is_withheld else self._under_way
@@ -297,7 +296,6 @@ class Replicator:
 
     @property
     def wants_differences(self) -> bool:
-        """Return whether versions may be sent as what made them."""
         return self._differences is not None and self._differences.are_wanted
 
     def take_marks(self) -> tuple[int, ...]:
@@ -420,7 +418,6 @@ class Replicator:
         buffers: VersionBuffers[WriteBuffer],
         tables: Mapping[int, Words],
     ) -> None:
-        """Make the version whole in this node's memory."""
         for rank, buffer in buffers.incoming.items():
             for index, digest in enumerate(tables[rank]):
                 buffer.seal_chunk(index, int(digest))
@@ -430,7 +427,6 @@ class Replicator:
     def _exchange_shards(
         self, version: OutgoingVersion, local: LocalCopy, buffers: VersionBuffers[WriteBuffer]
     ) -> tuple[SentBytes, ...]:
-        """Send and receive shards in full."""
         # The spans of a profile are planned for what is sent most: here that is differences.
         route = self._route if self._differences is None else self._in_background
         route.wait_for_first()

@@ -68,13 +68,13 @@ class BackgroundRoute:
         self._peers = peers
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
-        """Nothing yet: all is done by the replicator's thread."""
+        """Do nothing: all is done by the replicator's thread."""
 
     def wait_for_first(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: a chunk leaves as soon as it can."""
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds nothing."""
 
     def exchange(
         self, local: PayloadSource, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]

@@ -216,7 +216,6 @@ class ScheduleController:
         return self._planner.admit(version)
 
     def go_back(self, version: int) -> None:
-        """Go back: the version after this one is the next that will be made."""
         self._planner.go_back(version)
 
     def _obey(self, order: Order) -> None:

@@ -76,7 +76,7 @@ class ScheduledRoute:
         self._receiver.end(wait=False)
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
-        """Nothing yet: on CPUs all is done by the replicator's thread."""
+        """Do nothing: on CPUs all is done by the replicator's thread."""
 
     def wait_for_first(self) -> None:
         """Wait for the first chunk's span.

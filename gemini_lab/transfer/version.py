@@ -140,8 +140,7 @@ class PayloadSource(Protocol):
     @property
     def payload_bytes(self) -> int: ...
 
-    def up_to(self, end_bytes: int) -> None:
-        """Wait until the first `end_bytes` are copied."""
+    def up_to(self, end_bytes: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +150,7 @@ class Filled:
     payload_bytes: int
 
     def up_to(self, end_bytes: int) -> None:
-        """Nothing is missing."""
+        """Do nothing, because nothing is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ class LocalChannel:
 
     @classmethod
     def pair(cls, *, most_bytes: int = LIMIT_BYTES) -> tuple["LocalChannel", "LocalChannel"]:
-        """Two connected ends."""
+        """Return two connected ends."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(ours, most_bytes=most_bytes), cls(theirs, most_bytes=most_bytes)
 
@@ -116,7 +116,7 @@ class LocalChannel:
         return bool(data) and self._is_short()
 
     def _is_short(self) -> bool:
-        """Say whether what comes may still be a message; who sends more than one is not heard."""
+        """Return whether what comes may still be a message; a longer one is not read."""
         try:
             require_size(len(self._buffer), self._buffer, self._most_bytes)
         except MessageError as error:

@@ -274,7 +274,7 @@ async def _greet(
     address: str,
     hello: Hello | Callable[[], Hello],
 ) -> Hello | None:
-    """Prove the token to a listener; what it was greeted with, or `None` if it does not know it."""
+    """Prove the token to a listener; return the greeting, or `None` if it does not know it."""
     nonces = [await _read(reader, limit_bytes=HELLO_LIMIT_BYTES), secrets.token_bytes(NONCE_BYTES)]
     said = hello if isinstance(hello, Message) else hello()
     greeting = encode(said)
@@ -286,7 +286,7 @@ async def _greet(
 
 
 def _proof(token: str, side: bytes, address: str, nonces: list[bytes], greeting: bytes) -> bytes:
-    """That `side` knows the token, in this connection and no other."""
+    """Return the proof that `side` knows the token, in this connection and no other."""
     parts = [side, address.encode(), *nonces, greeting]
     said = b"".join(len(part).to_bytes(LENGTH_BYTES, "big") + part for part in parts)
     return hmac.new(token.encode(), said, hashlib.sha256).digest()

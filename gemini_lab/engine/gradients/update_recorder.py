@@ -57,7 +57,7 @@ class RecordedStep:
     small_room_bytes: int  # room for that in the shard's payload, which begins with it
 
     def encode(self) -> bytes:
-        """As bytes, which say their own length."""
+        """Return the step as bytes, which tell their own length."""
         return encode_framed(asdict(self))
 
     @classmethod
@@ -177,7 +177,6 @@ class UpdateRecorder:
         return self.room.data
 
     def close(self) -> None:
-        """Record no more, and give the room back."""
         self.is_on = False
         self.room.close()
 

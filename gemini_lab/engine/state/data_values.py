@@ -182,7 +182,7 @@ class DataValues:
                     yield replace(one, encoded=encode(one.value))
 
     def _digests(self) -> Iterator[tuple["_Attribute", int]]:
-        """Of containers, arrays and tensors that are too large, or hold what is not plain."""
+        """Yield checksums of containers, arrays and tensors that are large, or not plain."""
         plain = {one.where for one in self._plain()}
         for one in self._attributes():
             is_one = _is_kind(one.value, (*_CONTAINERS, np.ndarray, torch.Tensor))
@@ -227,7 +227,7 @@ def _held(thing: object) -> Values:
 
 
 def _weight(value: Any, left: int = _MANY) -> int:
-    """About how many plain values this is; more than `_MANY` where it is too many, or none."""
+    """Return about how many plain values this is; more than `_MANY` if too many, or none."""
     if isinstance(value, (str, bytes)):
         return 1 + len(value) // _CHARACTERS
     if isinstance(value, _SCALARS):

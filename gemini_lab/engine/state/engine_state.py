@@ -66,7 +66,6 @@ class EngineState:
 
     @property
     def version(self) -> int:
-        """Return the number of optimizer steps done so far."""
         return int(self._engine.global_steps)
 
     def pieces(self) -> Pieces:
@@ -281,7 +280,6 @@ class EngineState:
 
     @property
     def is_to_be_put_back(self) -> bool:
-        """Return whether `restore_again` has anything to do."""
         return self._restored is not None
 
     def restore_again(self) -> None:

@@ -168,7 +168,7 @@ class LoaderWatch:
             self._latest, self._prepared = weakref.ref(latest), None
 
     def counts(self) -> list[StateDict]:
-        """With what the loader's samplers seed an epoch's order, such as the epoch's number."""
+        """Return what the samplers seed an epoch's order with, such as the epoch's number."""
         return [counts_of(part) for part in _parts(self.loader)]
 
     def put_counts(self, counts: Sequence[StateView]) -> None:
@@ -176,7 +176,6 @@ class LoaderWatch:
             put_counts(part, kept)
 
     def skip(self, batches: int) -> None:
-        """Start the next iterator after so many batches of its epoch."""
         self._prepared = self._begin_epoch()
         self._give_away(self._prepared, batches)
 
@@ -326,7 +325,7 @@ def is_watchs(position: object) -> bool:
 
 
 def counts_of(part: object) -> StateDict:
-    """With what a sampler seeds an epoch's order, such as the epoch's number."""
+    """Return what a sampler seeds an epoch's order with, such as the epoch's number."""
     return {name: getattr(part, name, None) for name in _COUNTS}
 
 

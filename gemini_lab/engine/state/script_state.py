@@ -126,7 +126,6 @@ class ScriptState:
         return new
 
     def _has_all_of(self, thing: object, *, by_itself: bool) -> bool:
-        """Return whether a version has what such a part of the data says of itself."""
         return id(thing) in self._named or (by_itself and hasattr(thing, "state_dict"))
 
     def drawn(self) -> StateDict:

@@ -68,7 +68,7 @@ def _is_same(then: nn.Parameter, now: nn.Parameter) -> bool:
 
 
 def _parts_with_buffers(module: nn.Module) -> set[str]:
-    """By name; also those whose buffers are made, or left out, when they compute."""
+    """Return their names; also of parts that make buffers, or leave them out, later."""
     return {
         name
         for name, part in module.named_modules()
@@ -273,7 +273,7 @@ def _begin_anew(source: object, heir: Heir, *, may_restart: bool) -> None:
 
 
 def _loader_position(watch: LoaderWatch, states: Sequence[StateView], heir: Heir) -> StateDict:
-    """After as many samples of the epoch as all ranks together had read, or a few less."""
+    """Return a place after as many samples as all ranks had read, or a few less."""
     state: StateDict = {
         "now": _draws([one["now"] for one in states], heir),
         "dealt": watch.dealt,

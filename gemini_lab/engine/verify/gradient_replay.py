@@ -266,7 +266,7 @@ def _plain(value: object) -> object:
 
 
 def _on_device(value: Any, there: Iterator[bool], device: torch.device) -> Any:
-    """Arguments with their tensors where they lay, in the order of `_tensors`."""
+    """Return arguments with their tensors where they lay, in the order of `_tensors`."""
     if isinstance(value, torch.Tensor):
         return value.to(device) if next(there) else value
     if isinstance(value, dict):
