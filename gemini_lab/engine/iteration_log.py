@@ -144,13 +144,8 @@ class IterationLog:
         self._told_total: int | None = None
         self._emit = emit
         self._clock, self._work_s = clock, work_s
-        self._worked_s = work_s()
         self._measure = measure
-        self._begun: tuple[int, StepInputs] | None = None
-        self._is_begin_said = False
-        self._values: dict[str, float] = {}
-        self._is_computing = False
-        self._began_s = clock()
+        self._begin_next(clock(), work_s())
 
     def begin_forward(self) -> None:
         """Attach what is logged from here on to the next iteration."""
@@ -207,19 +202,20 @@ class IterationLog:
             of=None if self.total == self._told_total else self.total,
         )
         self._told_total = self.total
-        self._begun, self._is_begin_said = None, False
-        self._values.clear()
-        self._is_computing = False
-        self._began_s, self._worked_s = now_s, worked_s
+        self._begin_next(now_s, worked_s)
         self._emit(self.newest)
 
     def go_back(self, newest: Iteration | None) -> None:
         """Begin the iteration after this one: training went back."""
         self.newest, self.counts = newest, True
-        self._begun, self._is_begin_said = None, False
-        self._values.clear()
+        self._begin_next(self._clock(), self._work_s())
+
+    def _begin_next(self, began_s: float, worked_s: float) -> None:
+        self._begun: tuple[int, StepInputs] | None = None
+        self._is_begin_said = False
+        self._values: dict[str, float] = {}
         self._is_computing = False
-        self._began_s, self._worked_s = self._clock(), self._work_s()
+        self._began_s, self._worked_s = began_s, worked_s
 
 
 def iteration_in(small: Mapping[str, object]) -> Iteration | None:

@@ -28,25 +28,15 @@ PlaceName = Literal[
     "update", "forward", "batches over", "evaluation", "loop begins", "loop over", "script over"
 ]
 PLACES: Final[Mapping[PlaceName, str]] = {
-    "update": "at the update of iteration {next}",
-    "forward": "in iteration {next}",
     "batches over": "after iteration {done}, when the epoch had no batch left",
     "evaluation": "in an evaluation after iteration {done}",
-    "loop begins": "before the next loop, after iteration {done}",
     "loop over": "when a loop was over, after iteration {done}",
+    "loop begins": "before the next loop, after iteration {done}",
     "script over": "at the script's end, after iteration {done}",
+    "forward": "in iteration {next}",
+    "update": "at the update of iteration {next}",
 }
-"""A place in a script, for people."""
-_TURN: Final[Sequence[PlaceName]] = (
-    "batches over",
-    "evaluation",
-    "loop over",
-    "loop begins",
-    "script over",
-    "forward",
-    "update",
-)
-"""The places of one version in the order in which a script comes to them."""
+"""The places of one version, in the order in which a script comes to them, with words for users."""
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,19 +290,15 @@ def choose_kills(records: Sequence[Record], *, iterations: int, most: int) -> tu
     take("update", steps[::-1])
     take("script over", later[::-1])
     take("loop over", later[::-1])
-    kept = chosen[:most]
-    order = list(PLACES)
-    kept.sort(key=lambda one: (one[1], _TURN.index(one[0]), order.index(one[0])))
-    kills = []
-    for number, (place, version, loses_node) in enumerate(kept, 1):
-        ranks = [s.rank for s in seen if (s.place, s.version) == (place, version)]
-        kills.append(
-            Kill(
-                number=number,
-                place=place,
-                version=version,
-                rank=max(ranks),
-                loses_node=loses_node,
-            )
+    turn = list(PLACES)
+    kept = sorted(chosen[:most], key=lambda one: (one[1], turn.index(one[0])))
+    return tuple(
+        Kill(
+            number=number,
+            place=place,
+            version=version,
+            rank=max(s.rank for s in seen if (s.place, s.version) == (place, version)),
+            loses_node=loses_node,
         )
-    return tuple(kills)
+        for number, (place, version, loses_node) in enumerate(kept, 1)
+    )

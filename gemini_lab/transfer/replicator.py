@@ -238,6 +238,7 @@ class Replicator:
         self._let_exist = threading.Event() if version.is_withheld else None
         move = partial(self._move, version, buffers, moment, self._carried, self._let_exist)
         self._under_way = self._thread.submit(move)
+        self._under_way.add_done_callback(partial(_pass_on_error, carried=self._carried))
 
     @property
     def is_withheld(self) -> bool:
@@ -344,21 +345,6 @@ class Replicator:
         let_exist: threading.Event | None,
     ) -> None:
         """Make a version whole on all its holders, and say so."""
-        try:
-            self._move_on(version, buffers, moment, is_carried, let_exist)
-        except BaseException as error:
-            if not is_carried.done():
-                is_carried.set_exception(error)
-            raise
-
-    def _move_on(
-        self,
-        version: OutgoingVersion,
-        buffers: VersionBuffers[WriteBuffer],
-        moment: Moment,
-        is_carried: Future[None],
-        let_exist: threading.Event | None,
-    ) -> None:
         group = self._wire.group
         with group.used():
             started_s = time.perf_counter()
@@ -499,3 +485,9 @@ class Replicator:
         # All begun before any is waited for: two ranks may be each other's peers.
         works += [group.irecv(room, rank) for rank, room in theirs.items()]
         group.finish(works)
+
+
+def _pass_on_error(moved: Future[None], carried: Future[None]) -> None:
+    """End the wait for a version's bytes, if its move has failed before."""
+    if (error := moved.exception()) is not None and not carried.done():
+        carried.set_exception(error)

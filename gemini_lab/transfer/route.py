@@ -13,7 +13,6 @@ from gemini_lab.memory.slab import ReadBuffer, Slab, chunk_digest
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.group import CheckpointGroup, TransferHandle
-from gemini_lab.transfer.link import sleep_until
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
@@ -64,7 +63,7 @@ class BackgroundRoute:
 
     def __init__(self, wire: Wire, peers: Peers) -> None:
         self._group = wire.group
-        self._link = wire.link
+        self._wire = wire
         self._peers = peers
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
@@ -118,13 +117,8 @@ class BackgroundRoute:
         chunk = trimmed_chunk(own, index, local.payload_bytes)
         end_bytes = index * own.chunk(0).nbytes + chunk.nbytes
         local.up_to(end_bytes)
-        if self._link is not None:
-            done_s = self._link.reserve(chunk.nbytes * len(self._peers.sends_to))
-            # While the link carries this chunk, as a real one would: copying it only afterwards
-            # left the link idle for a tenth of a version.
-            local.up_to(end_bytes + own.chunk(0).nbytes)
-            with self._group.waiting():
-                sleep_until(done_s)
+        sent_bytes = chunk.nbytes * len(self._peers.sends_to)
+        self._wire.carry(sent_bytes, local, next_bytes=end_bytes + own.chunk(0).nbytes)
         return [self._group.isend(torch.from_numpy(chunk), rank) for rank in self._peers.sends_to]
 
 

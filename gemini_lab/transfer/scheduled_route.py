@@ -21,7 +21,6 @@ import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.transfer.group import TransferHandle
-from gemini_lab.transfer.link import sleep_until
 from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.version import (
     Chunks,
@@ -61,7 +60,7 @@ class ScheduledRoute:
         wait_for_span: Callable[[int | None], None],  # returns when a chunk of that span may leave
     ) -> None:
         self._group = wire.group
-        self._link = wire.link
+        self._wire = wire
         self._empty = wire.empty
         self._peers = peers
         self._schedule = schedules[peers.rank]
@@ -115,11 +114,7 @@ class ScheduledRoute:
             with self._group.waiting():
                 self._wait_for_span(chunk.span)
             start_s = time.time()
-            if self._link is not None:
-                done_s = self._link.reserve(chunk.size_bytes)
-                local.up_to(max(ends[number : number + 2]))  # while the link carries this chunk
-                with self._group.waiting():
-                    sleep_until(done_s)
+            self._wire.carry(chunk.size_bytes, local, next_bytes=max(ends[number : number + 2]))
             works.append(self._group.isend(payload[chunk.offset_bytes : ends[number]], peer))
             if self._rooms:
                 # A tag of its own, because Gloo pairs messages of one tag in the order in which
