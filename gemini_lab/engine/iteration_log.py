@@ -145,6 +145,8 @@ class IterationLog:
         self._emit = emit
         self._clock, self._work_s = clock, work_s
         self._measure = measure
+        self._begun: tuple[int, StepInputs] | None
+        self._values: dict[str, float]
         self._begin_next(clock(), work_s())
 
     def begin_forward(self) -> None:
@@ -211,9 +213,8 @@ class IterationLog:
         self._begin_next(self._clock(), self._work_s())
 
     def _begin_next(self, began_s: float, worked_s: float) -> None:
-        self._begun: tuple[int, StepInputs] | None = None
-        self._is_begin_said = False
-        self._values: dict[str, float] = {}
+        self._begun, self._is_begin_said = None, False
+        self._values = {}
         self._is_computing = False
         self._began_s, self._worked_s = began_s, worked_s
 

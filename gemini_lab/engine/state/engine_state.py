@@ -48,9 +48,10 @@ class EngineState:
 
     def __init__(self, engine: Engine, *, script: ScriptState | None = None) -> None:
         self._engine = engine
-        is_torch = isinstance(engine, TorchEngine)
         self.framework: Framework = (
-            TorchFramework(engine) if is_torch else deepspeed_framework(engine)
+            TorchFramework(engine)
+            if isinstance(engine, TorchEngine)
+            else deepspeed_framework(engine)
         )
         self.script = ScriptState() if script is None else script
         self.layout: ShardLayout = self._lay_out()  # the form of this rank's payload
