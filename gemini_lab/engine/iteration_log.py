@@ -146,6 +146,7 @@ class IterationLog:
         self._clock, self._work_s = clock, work_s
         self._measure = measure
         self._begun: tuple[int, StepInputs] | None
+        self._is_begin_said: bool
         self._values: dict[str, float]
         self._begin_next(clock(), work_s())
 
