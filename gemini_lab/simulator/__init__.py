@@ -9,19 +9,11 @@
     one run         training, by recovering and striking, on a run_state: machines (their seats and
                     copies), segments (without failures), durations (of recoveries)
     what comes out  outcome; recorder tells it in a real run's events
-    apart           coordination: what it costs to agree on a loss
 
 Placements, schedules and recovery plans come from the stages themselves.
 """
 
 from gemini_lab.simulator.ailing import Ailments
-from gemini_lab.simulator.coordination import (
-    Coordination,
-    GossipDesign,
-    Pauses,
-    RootDesign,
-    coordinate,
-)
 from gemini_lab.simulator.forecast import Bill, Price, Sensitivity, bill, tornado
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.laws import REPEAT_OFFENDERS, FailureLaw, failures_by_law
@@ -47,19 +39,15 @@ __all__ = [
     "REPEAT_OFFENDERS",
     "Ailments",
     "Bill",
-    "Coordination",
     "FailureLaw",
     "FailureRate",
-    "GossipDesign",
     "Interval",
     "Measured",
     "Outage",
     "Outcome",
-    "Pauses",
     "Policy",
     "Price",
     "Replay",
-    "RootDesign",
     "Sensitivity",
     "SimulatedRecovery",
     "Spread",
@@ -70,7 +58,6 @@ __all__ = [
     "Workload",
     "bill",
     "compare",
-    "coordinate",
     "failures_by_law",
     "gemini_lab_auto",
     "llama_3",
