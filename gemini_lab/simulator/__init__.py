@@ -4,8 +4,7 @@
                     the injector's scenarios; replay, of a real run's failures
     what is given   workload, with traffic, by the names of the catalog; policy, and as policies
                     peers; times, which logs teach
-    what breaks     outages (drawn, or of an own cluster's trace), laws (not all alike),
-                    ailing (slow, wrong)
+    what breaks     outages (drawn, or of an own cluster's trace), laws (not all alike)
     one run         training, by recovering and striking, on a run_state: machines (their seats and
                     copies), segments (without failures), durations (of recoveries)
     what comes out  outcome; recorder tells it in a real run's events
@@ -13,7 +12,6 @@
 Placements, schedules and recovery plans come from the stages themselves.
 """
 
-from gemini_lab.simulator.ailing import Ailments
 from gemini_lab.simulator.forecast import Bill, Price, Sensitivity, bill, tornado
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.laws import REPEAT_OFFENDERS, FailureLaw, failures_by_law
@@ -37,7 +35,6 @@ from gemini_lab.simulator.workload import Workload, paper_workload
 __all__ = [
     "POLICIES",
     "REPEAT_OFFENDERS",
-    "Ailments",
     "Bill",
     "FailureLaw",
     "FailureRate",

@@ -14,8 +14,6 @@ from gemini_lab.simulator.workload import Workload
 
 ANNOUNCED: Final = "announced"
 """The failure of a machine whose memory was read in time."""
-FOUND: Final = "found"
-"""That of a machine, known by what it computed."""
 
 
 class Durations:
@@ -37,21 +35,10 @@ class Durations:
         return 0.0 if self._policy.times is None else self._policy.times.first_start.mean_s
 
     @property
-    def rejoin_s(self) -> float:
-        rejoin_s = self._policy.rejoin_s
-        return self.restart_s if rejoin_s is None else rejoin_s
-
-    @property
     def mean_replacement_s(self) -> float:
         """From when a machine is asked for until it is there, on average."""
         measured = None if self._policy.times is None else self._policy.times.replacement
         return fmean(self._workload.replacement_s) if measured is None else measured.mean_s
-
-    @property
-    def restart_s(self) -> float:
-        """From loaded states until training runs at full speed."""
-        restart_s = self._policy.restart_s
-        return self._workload.warm_up_s if restart_s is None else restart_s
 
     def is_announced(self) -> bool:
         """Return whether the current failure is announced."""
@@ -66,16 +53,16 @@ class Durations:
         return draw.choice(measured.samples_s)
 
     def steps(self, outage: Outage) -> Steps:
-        """Draw the steps of a recovery; what was announced or found is not detected."""
+        """Draw the steps of a recovery; what was announced is not detected."""
         if self._policy.times is not None:
             steps = self._draw.choice(self._policy.times.steps(outage.failure, outage.kind))
         else:
             steps = Steps(
                 detect_s=self._workload.detection_s,
                 serialise_s=self._policy.serialise_s,
-                warm_up_s=self.restart_s,
+                warm_up_s=self._workload.warm_up_s,
             )
-        return replace(steps, detect_s=0.0) if outage.failure in {ANNOUNCED, FOUND} else steps
+        return replace(steps, detect_s=0.0) if outage.failure == ANNOUNCED else steps
 
     def memory(self, stream: Stream) -> Stream:
         """Return the stream of versions into memory; if one is whole just in time is chance."""

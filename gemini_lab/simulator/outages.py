@@ -12,7 +12,7 @@ from typing import Final, Literal, TextIO, get_args
 from gemini_lab.errors import ConfigError
 from gemini_lab.units import check_number
 
-Kind = Literal["software", "gpu", "hardware", "rack", "straggler", "wrong_sums"]
+Kind = Literal["software", "gpu", "hardware", "rack"]
 KINDS: Final[dict[str, Kind]] = {kind: kind for kind in get_args(Kind)}
 DAY_S: Final = 86400.0
 MOST_FAILURES: Final = 1_000_000
@@ -27,21 +27,15 @@ class Outage:
         at_s: When, since the start.
         kind: `"software"`: processes die, memory stays; `"gpu"`: an accelerator fails, so that the
             machine is replaced, but its CPU memory can be read; `"hardware"`: the machine and its
-            memory are gone; `"rack"`: so are all machines of its rack; `"straggler"`: the machine
-            computes more slowly, and all wait for it; `"wrong_sums"`: from then on it computes
-            wrong, and so does all that is made of what it gives.
+            memory are gone; `"rack"`: so are all machines of its rack.
         positions: The positions that fail, one or more.
         cause: For people.
         iteration: It strikes when training has first done so many, the running one as a fraction,
             whatever `at_s` says.
         failure: The injector's name for it, such as `"node_loss"`, where it comes from there.
-        factor: How many times as long a straggler computes.
-        lasts_s: Of a straggler, until it is as fast as before; of wrong sums, until people find
-            them, where no machine has. `None`: never.
 
     Raises:
-        ConfigError: A straggler is none, something that lasts does not, or there is no such kind,
-            moment or position.
+        ConfigError: There is no such kind, moment or position.
     """
 
     at_s: float
@@ -50,8 +44,6 @@ class Outage:
     cause: str = ""
     iteration: float | None = None
     failure: str = ""
-    factor: float = 1.0
-    lasts_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or not self.positions:
@@ -62,18 +54,6 @@ class Outage:
         check_number("at_s", self.at_s)
         if self.iteration is not None:
             check_number("iteration", self.iteration)
-        is_slow = self.kind == "straggler"
-        if (is_slow and not 1 < self.factor < math.inf) or (not is_slow and self.factor != 1):
-            raise ConfigError(
-                f"a straggler, and nothing else, has a factor above 1: how many times as long it "
-                f"computes (got a {self.kind} with factor={self.factor})"
-            )
-        if self.lasts_s is not None and not 0 < self.lasts_s < math.inf:
-            raise ConfigError(
-                f"a {self.kind} lasts for more than 0 s, or for ever with None (got {self.lasts_s})"
-            )
-        if self.kind in {"straggler", "wrong_sums"} and len(self.positions) != 1:
-            raise ConfigError(f"a {self.kind} is one machine (got positions {self.positions})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,8 +234,7 @@ def read_trace(
 ) -> tuple[Outage, ...]:
     """Read the failures in a CSV file with columns time (in s), node (a position) and kind.
 
-    Kind is one of `KINDS`. Optional columns are cause, factor and lasts (in s); what they are is
-    said at `Outage`. A rack's failure names any node of the rack.
+    Kind is one of `KINDS`; a column cause is optional. A rack's failure names any node of the rack.
 
     Raises:
         ConfigError: A column is missing, or a line cannot be; the message names it.
@@ -292,13 +271,8 @@ def _rows(file: TextIO, path: Path | str, needed: set[str]) -> Iterator[tuple[st
 def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] | None) -> Outage:
     try:
         at_s, position = float(row["time"]), int(row["node"])
-        factor = float(row.get("factor") or 1.0)
-        lasts_s = float(row["lasts"]) if row.get("lasts") else None
     except ValueError as error:
-        raise ConfigError(
-            f"{where}: time and node have to be numbers, and factor and lasts where they are there "
-            f"({error})"
-        ) from None
+        raise ConfigError(f"{where}: time and node have to be numbers ({error})") from None
     kind = KINDS.get(row["kind"].strip())
     if not 0 <= position < nodes or not 0 <= at_s < math.inf or kind is None:
         raise ConfigError(
@@ -310,17 +284,8 @@ def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] 
         if racks is None:
             raise ConfigError(f"{where}: a rack fails, but `racks` is not given")
         positions = tuple(i for i, rack in enumerate(racks) if rack == racks[position])
-    try:
-        return Outage(
-            at_s=at_s,
-            kind=kind,
-            positions=positions,
-            cause=(row.get("cause") or kind).strip(),
-            factor=factor,
-            lasts_s=lasts_s,
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    cause = (row.get("cause") or kind).strip()
+    return Outage(at_s=at_s, kind=kind, positions=positions, cause=cause)
 
 
 @contextmanager

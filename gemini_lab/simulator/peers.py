@@ -121,110 +121,6 @@ def odyssey(workload: Workload, *, groups: int = 8, reroute_s: float = 10.0) -> 
     )
 
 
-def checkpointless(workload: Workload, *, recovery_s: float = 120.0, replicas: int = 2) -> Policy:
-    """HyperPod's checkpointless training: states come from data-parallel replicas."""
-    replicas = min(replicas, workload.nodes)
-    return Policy(
-        name="checkpointless-like",
-        source="Amazon SageMaker HyperPod, checkpointless training (its announcement)",
-        assumptions=f"{replicas} data-parallel copies of every state live in GPU memory, so only "
-        "the running iteration is lost while one of them is left, and nothing is saved meanwhile; "
-        f"detection and restart take {recovery_s:g} s together (announced: under 2 minutes), for "
-        "survivors keep their process; a lost node's states come from a replica at the link's "
-        "rate; it waits for a machine where no spare is left; every three hours a checkpoint to "
-        "the store, without a stall",
-        memory=Stream(every=1, delay_s=0.0),
-        persistent=Stream(every=three_hours(workload), delay_s=workload.store_s),
-        replicas=replicas,
-        peer_s=workload.shard_bytes / workload.network_bytes_per_s,
-        persistent_s=workload.store_s,
-        restart_s=max(0.0, recovery_s - workload.detection_s),
-    )
-
-
-def concurrent(
-    workload: Workload, *, writers: int = 2, overhead: float = 0.03, fewest: int = 10
-) -> Policy:
-    """PCcheck: several checkpoints are on their way to storage at once."""
-    busy_s = workload.shard_bytes / workload.copy_rate + workload.store_s
-    every = checkpoint_every(checkpoint_s=workload.store_s, iteration_s=workload.iteration_s)
-    return Policy(
-        name="PCcheck",
-        source="Strati, Friedman, Klimovic: PCcheck, ASPLOS '25",
-        assumptions=f"{writers} checkpoints share the store, so that one takes {writers} times as "
-        f"long; one begins as often as the store can take them, but at most every {fewest} "
-        f"iterations; every iteration takes {overhead:.0%} longer (both from its abstract); the "
-        "store outlives its node",
-        persistent=Stream(every=max(fewest, every), delay_s=writers * busy_s),
-        slowdown_s=overhead * workload.iteration_s,
-        persistent_s=workload.store_s,
-    )
-
-
-def tiered(workload: Workload, *, every: int = 10, replicas: int = 2) -> Policy:
-    """HyperPod's managed tiered checkpointing: often to memory and a neighbour's, rarely to S3."""
-    replicas = min(replicas, workload.nodes)
-    copy_s = workload.shard_bytes / workload.copy_rate
-    sent_s = (replicas - 1) * workload.shard_bytes / workload.network_bytes_per_s
-    return Policy(
-        name="HyperPod-like",
-        source="Amazon SageMaker HyperPod, managed tiered checkpointing (its user guide)",
-        assumptions=f"every {every} iterations training stands still while the shard is copied to "
-        f"CPU memory, and {replicas - 1} neighbour's memory gets a copy during training at the "
-        "link's rate; nothing is serialised at a failure; every three hours a checkpoint to the "
-        "store, without a stall; its checkpointless recovery is a policy of its own",
-        memory=Stream(every=every, delay_s=sent_s, stall_s=copy_s),
-        persistent=Stream(every=three_hours(workload), delay_s=workload.store_s),
-        replicas=replicas,
-        peer_s=workload.shard_bytes / workload.network_bytes_per_s,
-        persistent_s=workload.store_s,
-    )
-
-
-def hot_spare(
-    workload: Workload, *, restart_s: float = 30.0, every: int = 50, replicas: int = 2
-) -> Policy:
-    """NVRx: workers restart within their process, spares are warm, checkpoints are local."""
-    return replace(
-        tiered(workload, every=every, replicas=replicas),
-        name="NVRx-like",
-        source="NVIDIA Resiliency Extension: in-process restart, local checkpointing (its docs)",
-        assumptions=f"survivors keep their process, and training runs at full speed "
-        f"{restart_s:g} s after the states are there (given, not measured); every {every} "
-        "iterations a local checkpoint for which training stands still while it is copied, with "
-        "a replica on another node; every three hours one to the store; the workload's standbys "
-        "are the spares, and warm",
-        restart_s=restart_s,
-    )
-
-
-def survivors(workload: Workload, *, groups: int = 8, regroup_s: float = 10.0) -> Policy:
-    """torchft: replica groups train on while one of them is away."""
-    groups = max(1, min(groups, workload.nodes))
-    unit = workload.nodes // groups if workload.nodes % groups == 0 else 1
-    replicas = min(3, workload.nodes // unit)
-    return Policy(
-        name="torchft-like",
-        source="torchft (github.com/meta-pytorch/torchft)",
-        assumptions=f"groups of {unit} nodes each hold the whole state in GPU memory; all lose the "
-        f"running iteration and {regroup_s:g} s (given) when a group leaves; speed falls with the "
-        "groups that are left; a group that comes back gets the state from another one at the "
-        f"link's rate while all wait; {replicas} copies are followed, though each group has one; "
-        "the smaller batch is taken for as good; every three hours a checkpoint to the store",
-        memory=Stream(every=1, delay_s=0.0),
-        persistent=Stream(
-            every=three_hours(workload), delay_s=workload.store_s, stall_s=workload.serialise_s
-        ),
-        replicas=replicas,
-        peer_s=0.0,
-        persistent_s=workload.store_s,
-        restart_s=regroup_s,
-        rejoin_s=regroup_s + workload.checkpoint_bytes / unit / workload.network_bytes_per_s,
-        shrinks=True,
-        shrink_unit=unit,
-    )
-
-
 def resize(workload: Workload, *, replicas: int = 2) -> Policy:
     """Return this system's policy that goes on with fewer nodes when no standby is left."""
     ours = gemini_lab(workload, replicas=replicas)
@@ -239,9 +135,7 @@ def resize(workload: Workload, *, replicas: int = 2) -> Policy:
     )
 
 
-def drain(
-    workload: Workload, *, announced: float = 0.5, slow_s: float = 600.0, replicas: int = 2
-) -> Policy:
+def drain(workload: Workload, *, announced: float = 0.5, replicas: int = 2) -> Policy:
     """Return this system's policy if a share of failures is announced in time to move away."""
     ours = gemini_lab(workload, replicas=replicas)
     return replace(
@@ -250,27 +144,8 @@ def drain(
         source="this package (`gemini-lab drain`); clouds and health checks give notices",
         assumptions=f"{ours.assumptions}; {announced:.0%} of the failures that take a machine are "
         "announced: its memory is read before it goes, only the running iteration is lost, and "
-        f"nothing has to be detected; somebody drains a machine {slow_s:g} s after it became slow",
+        "nothing has to be detected",
         announced=announced,
-        drains_slow_s=slow_s,
-    )
-
-
-def verify(
-    workload: Workload, *, every: int = 100, overhead: float = 0.01, replicas: int = 2
-) -> Policy:
-    """Return this system's policy in which other machines repeat the sums of some iterations."""
-    ours = gemini_lab(workload, replicas=replicas)
-    return replace(
-        ours,
-        name="gemini_lab, verified",
-        source="this package (`verify_every`)",
-        assumptions=f"{ours.assumptions}; of {every} iterations one is verified, which costs "
-        f"{overhead:.0%} of an iteration (0.7 % to 1.1 % were measured for 100); a machine that "
-        "computes wrong is named with the first verified iteration and never used again; training "
-        "goes back to the newest verified version, which is kept in memory",
-        slowdown_s=ours.slowdown_s + overhead * workload.iteration_s,
-        verify_every=every,
     )
 
 
@@ -281,18 +156,13 @@ POLICIES: Final[tuple[Callable[[Workload], Policy], ...]] = (
     gemini_lab,
     two_phase,
     differential,
-    concurrent,
-    tiered,
-    hot_spare,
-    survivors,
     resize,
     drain,
     shadow,
     shrink,
     odyssey,
-    checkpointless,
 )
-"""The paper's three, this system, and others; `verify` is apart, for wrong sums alone."""
+"""The paper's three, this system, and others."""
 
 
 def gemini_lab_auto(

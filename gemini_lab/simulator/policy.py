@@ -105,21 +105,12 @@ class Policy:
         serialise_s: At each failure, before anything is loaded.
         peer_s: To fetch a lost node's shards from other nodes' memory.
         persistent_s: To load a checkpoint from the persistent tier.
-        restart_s: From loaded states until training runs at full speed; without it, the
-            workload's `warm_up_s`.
-        rejoin_s: How long all wait when a machine joins a shrunk job; without it, as `restart_s`.
         announced: The share of failures of machines that are known in time to read its memory.
         shrinks: Goes on with fewer nodes until replacements come.
         ways: Ways to go on with fewer nodes, from which the one is taken at each failure that is
             predicted to cost least, or to wait; they stand before `shrinks`.
-        shrink_unit: Nodes that can only train together: one that is lost takes the others out.
         extra_nodes: Machines that it needs beside those that train and the standbys.
         times: Measured times of recoveries; they stand before all others.
-        verify_every: Every so many iterations the sums are done again elsewhere, so that a machine
-            that computes wrong is found, and the newest version verified so is kept in memory;
-            `None`: only people find it, and only the store has what was sound.
-        drains_slow_s: After how long a machine that is slow is exchanged, its memory read first;
-            `None`: all wait for it.
         following: What its copies go by where they follow the risk; `None`: they stay.
     """
 
@@ -133,16 +124,11 @@ class Policy:
     serialise_s: float = 0.0
     peer_s: float = 0.0
     persistent_s: float
-    restart_s: float | None = None
-    rejoin_s: float | None = None
     announced: float = 0.0
     shrinks: bool = False
     ways: tuple[Fallback, ...] = ()
-    shrink_unit: int = 1
     extra_nodes: int = 0
     times: Times | None = None
-    verify_every: int | None = None
-    drains_slow_s: float | None = None
     following: Following | None = None
 
 

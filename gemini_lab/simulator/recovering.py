@@ -7,7 +7,6 @@ import simpy
 
 from gemini_lab.log.events import NodeJoined, NodeRequested
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.simulator.durations import FOUND
 from gemini_lab.simulator.machines import ClusterPart
 from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.outcome import SimulatedRecovery
@@ -73,10 +72,10 @@ class Recovering:
         run.lost_s += run.redo_s(segment, elapsed_s, version)
         run.cluster.fill()
         run.cluster.memory_version = version
-        segment = replace(segment, version=version, leg=None)
+        segment = replace(segment, version=version)
         run.stopped = (segment, 0.0)
         try:
-            rejoin_s = run.durations.rejoin_s if run.way is None else run.way.rejoin_s
+            rejoin_s = run.workload.warm_up_s if run.way is None else run.way.rejoin_s
             yield from run.step("rejoin", rejoin_s)
             run.cluster.blank = set(run.cluster.vacant)
         except simpy.Interrupt as interrupt:
@@ -84,11 +83,8 @@ class Recovering:
         return version
 
     def _attempts(self, outage: Outage) -> Generator[simpy.Event, None, tuple[RecoveryPlan, float]]:
-        """Try until nothing fails meanwhile; gives what was loaded, and how long that took."""
-        run = self._run
+        """Try until nothing fails meanwhile; return the plan and the retrieval's seconds."""
         while True:
-            if outage.failure == FOUND:
-                run.cluster.memory_version, run.cluster.persisted = run.trust.go_back()
             try:
                 return (yield from self._attempt(outage))
             except simpy.Interrupt as interrupt:
@@ -146,10 +142,10 @@ class Recovering:
                 missing | run.cluster.vacant,
                 run.workload.nodes,
                 wait_s=run.durations.mean_replacement_s,
-                restart_s=run.durations.restart_s,
+                restart_s=run.workload.warm_up_s,
             )
             return run.way is not None
-        return run.policy.shrinks and run.idle_nodes(missing) < run.workload.nodes
+        return run.policy.shrinks and len(missing) < run.workload.nodes
 
     def _deliver(self) -> Waits:
         run = self._run

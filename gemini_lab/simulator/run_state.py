@@ -2,14 +2,13 @@
 
 import random
 from collections import Counter
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from enum import Enum
 
 import simpy
 
 from gemini_lab.log.events import AnyEvent
 from gemini_lab.placement import Placement
-from gemini_lab.simulator.ailing import SoundVersions, Stragglers
 from gemini_lab.simulator.durations import Durations
 from gemini_lab.simulator.machines import SimulatedCluster
 from gemini_lab.simulator.outages import Outage
@@ -27,7 +26,6 @@ class Word(Enum):
 
     MACHINE = "a machine came for an empty position"
     DONE = "all iterations are done"
-    PACE = "machines became slower or faster: look at the clock again"
 
 
 class RunState:
@@ -49,14 +47,11 @@ class RunState:
         self.durations = Durations(workload, policy, seed=seed)
         self.env = simpy.Environment()
         self.cluster = SimulatedCluster(placement, standbys=workload.standbys)
-        self.stragglers = Stragglers()
-        self.trust = SoundVersions(policy)
         following = policy.following
         self.followed = None if following is None else FollowedRisk(following, workload.nodes)
         self.way: Fallback | None = None  # in which it trains without machines, if ways were given
         self.segment: TrainingSegment | None = None  # while training runs
         self.segment_start_s = 0.0
-        self.usual_s = workload.iteration_s  # an iteration, if no machine were slow
         # Where training stood, while it does not run: a segment, and for how long it ran.
         self.stopped: tuple[TrainingSegment, float] | None = None
         self.unordered = 0  # lost machines for which no replacement is ordered yet
@@ -72,33 +67,22 @@ class RunState:
     def elapsed_s(self) -> float:
         return float(self.env.now - self.segment_start_s)
 
-    def iteration_s(self, *, slowest: float | None = None) -> float:
-        """Return the seconds of an iteration with the present machines.
-
-        Args:
-            slowest: How many times as long the slowest one computes; by default, as it does.
-        """
+    def iteration_s(self) -> float:
+        """Return the seconds of an iteration with the present machines."""
         nodes = self.workload.nodes
         if self.way is None:
-            factor = nodes / max(1, nodes - self.idle_nodes(self.cluster.vacant))
+            factor = nodes / max(1, nodes - len(self.cluster.vacant))
         else:
             factor = self.way.factor(self.cluster.vacant, nodes)
-        factor *= self.stragglers.factor if slowest is None else slowest
         return factor * self.workload.iteration_s + self.policy.slowdown_s
 
-    def idle_nodes(self, vacant: Collection[int]) -> int:
-        """Count nodes that do not train: empty positions, and all that only train with them."""
-        unit = self.policy.shrink_unit
-        return len({position // unit for position in vacant}) * unit
-
     def redo_s(self, segment: TrainingSegment, elapsed_s: float, version: int) -> float:
-        """Return the seconds of training from `version` to the current place in `segment`.
-
-        What was done before the segment counts as if no machine had been slow then.
-        """
+        """Return the seconds of training from `version` to the current place in `segment`."""
         if version >= segment.version:
             return elapsed_s - segment.reached_s(version)
-        before = TrainingSegment(version=version, iteration_s=self.usual_s, policy=self.policy)
+        before = TrainingSegment(
+            version=version, iteration_s=segment.iteration_s, policy=self.policy
+        )
         return elapsed_s + before.reached_s(segment.version)
 
     def interrupt(self, cause: Outage | Word) -> None:

@@ -14,7 +14,6 @@ from gemini_lab.injector.failures import (
     RootLoss,
     WorkerCrash,
     WorkerHang,
-    WrongSums,
     rank_of,
 )
 from gemini_lab.injector.scenario import Scenario
@@ -45,14 +44,11 @@ def simulate(
 ) -> Outcome:
     """Run one policy through a history of failures.
 
-    Machines fail at once, or are slow, or compute wrong (`Outage`). A failure during a recovery
-    starts that recovery again. A write to the store that a failure interrupts is lost. Waiting
-    standbys do not fail. Without a standby, a machine is ordered after serialisation, as in the
-    paper's Fig. 14. A new machine's own shard is there after retrieval, and so are the copies it
-    keeps for others: they take a link seconds, and the paper does not count them.
-
-    A straggler makes iterations longer, not checkpoints. Versions with wrong sums that nobody found
-    do not count at the end.
+    Machines fail at once (`Outage`). A failure during a recovery starts that recovery again. A
+    write to the store that a failure interrupts is lost. Waiting standbys do not fail. Without a
+    standby, a machine is ordered after serialisation, as in the paper's Fig. 14. A new machine's
+    own shard is there after retrieval, and so are the copies it keeps for others: they take a link
+    seconds, and the paper does not count them.
 
     Args:
         workload: The job and its cluster.
@@ -129,8 +125,7 @@ def outages_of(
     its time is the one of undisturbed training.
 
     Args:
-        scenario: Crashes, hangs and losses of workers, nodes, the root and racks, and machines that
-            compute wrong from then on, which nobody finds where the policy does not verify.
+        scenario: Crashes, hangs and losses of workers, nodes, the root and racks.
         workload: Has the positions and the duration of an iteration.
         racks: Rack of each position; needed where a rack is lost.
 
@@ -151,13 +146,10 @@ def outages_of(
         elif isinstance(failure, _SOFTWARE + _HARDWARE):
             positions = tuple(dict.fromkeys(_position(p, workload) for p in failure.places))
             kind = "software" if isinstance(failure, _SOFTWARE) else "hardware"
-        elif isinstance(failure, WrongSums) and failure.lasts:
-            positions, kind = (_position(failure.node, workload),), "wrong_sums"
         else:
             raise ConfigError(
                 f"the simulator cannot play {failure}: it knows crashes, hangs and losses of "
-                "workers, nodes, the root and racks, and wrong sums that last; inject it into a "
-                "real run"
+                "workers, nodes, the root and racks; inject it into a real run"
             )
         _check(failure, positions, workload)
         outage = Outage(

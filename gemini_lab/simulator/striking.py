@@ -1,13 +1,12 @@
-"""Strikes of a simulated run: machines are lost, become slow, or compute wrong."""
+"""Strikes of a simulated run: processes die, machines are lost."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from gemini_lab.log.events import NodeLost
-from gemini_lab.simulator.ailing import Wrong
-from gemini_lab.simulator.durations import ANNOUNCED, FOUND
+from gemini_lab.simulator.durations import ANNOUNCED
 from gemini_lab.simulator.outages import Outage
-from gemini_lab.simulator.run_state import RunState, Waits, Word
+from gemini_lab.simulator.run_state import RunState, Waits
 
 
 class Striking:
@@ -38,24 +37,12 @@ class Striking:
         struck = [p for p in outage.positions if run.cluster.is_up(p)]
         if not struck:
             return None
-        if outage.kind in {"straggler", "wrong_sums"}:
-            run.failures += 1
-            (self._slow_down if outage.kind == "straggler" else self._spoil)(outage)
-            return None
         can_move = run.segment is not None and outage.kind in {"gpu", "hardware"}
         if can_move and run.durations.is_announced():
             outage = replace(outage, kind="gpu", failure=ANNOUNCED)
         run.failures += 1
         self._take_out(struck, outage)
         return outage
-
-    def find(self, wrong: Wrong) -> Outage:
-        """Take out a machine that computes wrong, if it is still there."""
-        found = replace(
-            wrong.outage, kind="hardware" if wrong.is_there else "software", failure=FOUND
-        )
-        self._take_out(found.positions, found)
-        return found
 
     def _take_out(self, positions: Sequence[int], outage: Outage) -> None:
         run = self._run
@@ -72,57 +59,4 @@ class Striking:
         run.unordered += len(positions)
         for position in positions:
             name = run.cluster.lose(position, memory=outage.kind != "gpu")
-            run.stragglers.leave(position)
-            run.trust.leave(position)
             run.say(NodeLost(name=name, cause=outage.cause))
-
-    # -- slow ones -------------------------------------------------------------------------------
-
-    def _slow_down(self, outage: Outage) -> None:
-        run = self._run
-        run.stragglers.slow.append(outage)
-        self._change_pace()
-        if outage.lasts_s is not None:
-            run.env.process(self._speed_up(outage, outage.lasts_s))
-        if run.policy.drains_slow_s is not None:
-            run.env.process(self._drain(outage, run.policy.drains_slow_s))
-
-    def _speed_up(self, outage: Outage, after_s: float) -> Waits:
-        yield self._run.env.timeout(after_s)
-        if self._run.stragglers.end(outage):
-            self._change_pace()
-
-    def _drain(self, outage: Outage, after_s: float) -> Waits:
-        """Exchange a machine that is still slow then, once training runs."""
-        run = self._run
-        yield run.env.timeout(after_s)
-        while outage in run.stragglers.slow:
-            if run.segment is not None:
-                gone = replace(outage, kind="gpu", failure=ANNOUNCED, factor=1.0, lasts_s=None)
-                self._take_out(gone.positions, gone)
-                run.interrupt(gone)
-                return
-            yield run.env.timeout(after_s)
-
-    def _change_pace(self) -> None:
-        run = self._run
-        if run.segment is not None:
-            run.segment = run.segment.at_pace(run.iteration_s(), run.elapsed_s)
-            run.interrupt(Word.PACE)
-
-    # -- wrong ones ------------------------------------------------------------------------------
-
-    def _spoil(self, outage: Outage) -> None:
-        run, newest = self._run, None
-        if run.segment is not None:
-            newest = run.segment.newest_at(run.elapsed_s)
-            run.interrupt(Word.PACE)  # there may be an iteration now after which it is found
-        wrong = run.trust.spoil(outage, newest=newest)
-        if outage.lasts_s is not None:
-            run.env.process(self._notice(wrong, outage.lasts_s))
-
-    def _notice(self, wrong: Wrong, after_s: float) -> Waits:
-        """People find what a machine spoils, unless that was found, or left behind, before."""
-        yield self._run.env.timeout(after_s)
-        if wrong in self._run.trust.wrong:
-            self._run.interrupt(self.find(wrong))

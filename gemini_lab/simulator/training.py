@@ -10,7 +10,6 @@ from collections.abc import Generator, Sequence
 import simpy
 
 from gemini_lab.placement import Placement
-from gemini_lab.simulator.ailing import Wrong
 from gemini_lab.simulator.durations import ANNOUNCED
 from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.outcome import Outcome
@@ -74,18 +73,13 @@ class Training:
         )
 
     def _close(self) -> float:
-        """Books at the end of the run; gives the versions that count."""
+        """Close the books at the end of the run; return the versions that count."""
         run = self.run
-        sound = run.trust.first_bad - 1
         if run.segment is not None:
             elapsed_s = run.elapsed_s
             self._note(run.segment, elapsed_s)
-            reached = run.segment.progress_at(elapsed_s)
-            if reached > sound:  # what holds wrong sums has to be repeated
-                run.lost_s += run.redo_s(run.segment, elapsed_s, int(sound))
-            return min(reached, sound)
+            return run.segment.progress_at(elapsed_s)
         version = run.cluster.plan(run.cluster.concerned()).version or 0
-        version = int(min(version, sound))
         if run.stopped is not None:
             run.lost_s += run.redo_s(*run.stopped, version)
         name, start_s = run.under_way
@@ -99,7 +93,9 @@ class Training:
             yield from run.step("first_start", run.durations.first_start_s)
         version = 0
         while True:
-            segment = self._segment(version)
+            segment = TrainingSegment(
+                version=version, iteration_s=run.iteration_s(), policy=run.policy
+            )
             if run.cluster.vacant and run.cluster.standbys:  # came while training stood still
                 version = yield from self._recovering.rejoin(segment, 0.0)
                 continue
@@ -107,7 +103,6 @@ class Training:
             if cause is Word.DONE:
                 return
             elapsed_s = run.elapsed_s
-            segment = run.segment or segment  # its pace may have changed
             run.segment, run.stopped = None, (segment, elapsed_s)
             self._note(segment, elapsed_s)
             if isinstance(cause, Outage):
@@ -117,49 +112,35 @@ class Training:
             else:
                 version = yield from self._recovering.rejoin(segment, elapsed_s)
 
-    def _segment(self, version: int) -> TrainingSegment:
-        """Training from `version` on, as fast as the machines that are there can."""
-        run = self.run
-        run.trust.begin(version)
-        run.usual_s = run.iteration_s(slowest=1.0)
-        return TrainingSegment(version=version, iteration_s=run.iteration_s(), policy=run.policy)
-
     def _train(self, segment: TrainingSegment) -> Generator[simpy.Event, None, Cause]:
         run = self.run
         run.segment, run.segment_start_s = segment, run.env.now
         while True:
-            stop, cause = self._next_stop(run.segment)
-            elapsed_s = run.elapsed_s
+            stop, cause = self._next_stop()
             try:
                 if cause is None:
                     yield run.env.event()  # nothing triggers it
-                yield run.env.timeout(max(0.0, run.segment.stands_at_s(stop) - elapsed_s))
+                yield run.env.timeout(max(0.0, segment.stands_at_s(stop) - run.elapsed_s))
             except simpy.Interrupt as interrupt:
-                if interrupt.cause is Word.PACE:
-                    continue
                 came: Cause = interrupt.cause
                 return came
             if isinstance(cause, Outage):
                 self._by_iteration.remove(cause)
                 cause = self._striking.strike(cause)
-            elif isinstance(cause, Wrong):
-                cause = self._striking.find(cause)
             if cause is not None:
                 return cause
 
-    def _next_stop(self, segment: TrainingSegment) -> tuple[float, Cause | Wrong | None]:
+    def _next_stop(self) -> tuple[float, Cause | None]:
         """Return the iteration after which training fails or ends, if it is known, and why."""
-        stops: list[tuple[float, Cause | Wrong]] = [
+        stops: list[tuple[float, Cause]] = [
             (o.iteration, o) for o in self._by_iteration[:1] if o.iteration is not None
         ]
-        if (found := self.run.trust.next_found(segment.version)) is not None:
-            stops.append(found)
         stops += [] if self._iterations is None else [(float(self._iterations), Word.DONE)]
         return min(stops, key=lambda stop: stop[0], default=(0.0, None))
 
     def _note(self, segment: TrainingSegment, elapsed_s: float) -> None:
         """Keep in mind which versions a segment made whole."""
-        run, kept, stored = self.run, None, None
+        run = self.run
         if run.policy.memory is not None:
             kept = segment.newest_whole(run.durations.memory(run.policy.memory), elapsed_s)
             if kept is not None:
@@ -168,6 +149,5 @@ class Training:
             stored = segment.newest_whole(run.policy.persistent, elapsed_s)
             if stored is not None:
                 run.cluster.persisted = stored
-        run.trust.note(segment.version, memory=kept, stored=stored)
         if run.recorder:
             run.recorder.training(segment, run.env.now - elapsed_s, elapsed_s)

@@ -6,15 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gemini_lab.simulator import POLICIES, Outage, paper_workload, simulate
-from gemini_lab.simulator.peers import (
-    concurrent,
-    drain,
-    hot_spare,
-    resize,
-    shadow,
-    survivors,
-    tiered,
-)
+from gemini_lab.simulator.peers import drain, resize, shadow
 from gemini_lab.simulator.policy import expected_wasted_s, gemini, gemini_lab
 
 PAPER = paper_workload(standbys=2)
@@ -45,25 +37,6 @@ def test_this_system_saves_the_papers_serialisation():
     paper = simulate(PAPER, gemini(PAPER), outages, days=1).recoveries[0]
     ours = simulate(PAPER, gemini_lab(PAPER), outages, days=1).recoveries[0]
     assert paper.duration_s - ours.duration_s == pytest.approx(162, abs=1)
-
-
-def test_survivors_train_on_without_the_group_that_lost_a_node():
-    """Eight groups of two: a lost node takes its partner out until a machine comes."""
-    workload = replace(paper_workload(), replacement_s=(6200.0, 6200.0))
-    policy = survivors(workload)
-    assert policy.shrink_unit == 2
-    outcome = simulate(workload, policy, [broken(1000.0, 3)], days=0.09)
-    [recovery] = outcome.recoveries
-    assert recovery.duration_s == pytest.approx(workload.detection_s + 10)
-    assert recovery.lost_s < workload.iteration_s
-    assert outcome.overhead_s == pytest.approx((1 - 7 / 8) * 6200, rel=0.03)
-
-
-def test_survivors_stop_where_every_group_lost_a_node():
-    workload = replace(paper_workload(), replacement_s=(6200.0, 6200.0))
-    every_second = tuple(range(0, 16, 2))
-    outcome = simulate(workload, survivors(workload), [broken(1000.0, *every_second)], days=0.2)
-    assert outcome.down_s["reserve"] == pytest.approx(6200.0)
 
 
 def test_without_a_standby_a_resized_job_trains_on_and_waits_for_nobody():
@@ -107,29 +80,6 @@ def test_nothing_is_read_where_there_is_no_version_yet():
     """A GPU fails in the first iteration: memory can be read, and holds nothing."""
     outcome = simulate(PAPER, gemini(PAPER), [broken(10.0, 3, kind="gpu")], days=0.1)
     assert [(one.tier, one.retrieval_s) for one in outcome.recoveries] == [("start", 0.0)]
-
-
-def test_warm_spares_shorten_the_restart_and_nothing_else():
-    """NVRx-like and HyperPod-like at the same interval differ by warm-up less restart."""
-    slow, fast = tiered(PAPER, every=50), hot_spare(PAPER, every=50, restart_s=30.0)
-    outages = [broken(30_000.0, 3)]
-    one, other = (simulate(PAPER, each, outages, days=1).recoveries[0] for each in (slow, fast))
-    assert one.duration_s - other.duration_s == pytest.approx(PAPER.warm_up_s - 30.0)
-    assert one.lost_s == other.lost_s
-
-
-def test_checkpoints_that_overlap_lose_their_whole_way_and_half_an_interval():
-    """PCcheck's are under way for longer than it is from one to the next."""
-    policy = concurrent(PAPER, writers=3)
-    stream = policy.persistent
-    assert stream is not None
-    assert stream.delay_s > stream.every * PAPER.iteration_s
-    draw = random.Random(5)
-    outages = [broken(20_000.0 * (n + draw.random() / 2), n % 16) for n in range(2, 300)]
-    outcome = simulate(PAPER, policy, outages, days=70)
-    expected = stream.delay_s + stream.every * (PAPER.iteration_s + policy.slowdown_s) / 2
-    lost_s = [recovery.lost_s for recovery in outcome.recoveries]
-    assert sum(lost_s) / len(lost_s) == pytest.approx(expected, rel=0.05)
 
 
 def test_shadow_machines_are_counted():

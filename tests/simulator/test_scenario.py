@@ -34,16 +34,11 @@ def test_a_rack_takes_its_positions_with_it():
     assert (outage.kind, outage.positions) == ("rack", (8, 9, 10, 11))
 
 
-def test_wrong_sums_that_last_are_played_where_the_machine_is():
-    [outage] = outages_of(Scenario().add(WrongSums("rank-9"), at_s=30.0), PAPER)
-    assert (outage.kind, outage.positions, outage.lasts_s) == ("wrong_sums", (1,), None)
-
-
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
         (Scenario().add(BitFlip("node-1"), at_s=1.0), "cannot play bit flip node-1"),
-        (Scenario().add(WrongSums("node-1", lasts=False), at_s=1.0), "cannot play wrong sums"),
+        (Scenario().add(WrongSums("node-1"), at_s=1.0), "cannot play wrong sums"),
         (Scenario().lose(node=16, at_s=1.0), r"positions \[16\]"),
         (Scenario().add(RackLoss("r2"), at_s=1.0), "`racks`"),
     ],

@@ -8,8 +8,8 @@ import pytest
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.simulator import Outage, paper_workload, simulate
-from gemini_lab.simulator.peers import checkpointless, odyssey, shrink
-from gemini_lab.simulator.policy import Fallback, gemini_lab, select
+from gemini_lab.simulator.peers import odyssey, shrink
+from gemini_lab.simulator.policy import Fallback, select
 
 REROUTE = Fallback(name="reroute", restart_s=10.0, rejoin_s=10.0, groups=4)
 RESIZE = Fallback(name="resize", restart_s=200.0, rejoin_s=200.0)
@@ -84,21 +84,3 @@ def test_with_a_standby_nothing_is_selected():
     outcome = simulate(workload, odyssey(workload), [broken(1000.0, 3)], days=0.1)
     assert "rejoin" not in outcome.down_s
     assert outcome.recoveries[0].duration_s >= workload.warm_up_s
-
-
-def test_checkpointless_recovery_loses_the_running_iteration_and_two_minutes():
-    workload = paper_workload(standbys=1)
-    policy = checkpointless(workload)
-    [recovery] = simulate(workload, policy, [broken(30_000.0, 3)], days=1).recoveries
-    assert recovery.lost_s < workload.iteration_s
-    assert recovery.duration_s == pytest.approx(120.0 + policy.peer_s)
-    ours = simulate(workload, gemini_lab(workload), [broken(30_000.0, 3)], days=1).recoveries[0]
-    assert recovery.duration_s < ours.duration_s
-
-
-def test_checkpointless_recovery_needs_a_replica_that_is_left():
-    """Both nodes of a group are gone: the store's version is all there is."""
-    workload = paper_workload(standbys=2)
-    outages = [broken(30_000.0, 2, 3)]
-    [recovery] = simulate(workload, checkpointless(workload), outages, days=1).recoveries
-    assert recovery.tier == "persistent"
