@@ -4,7 +4,7 @@
                     the injector's scenarios; replay, of a real run's failures
     what is given   workload, with traffic, by the names of the catalog; policy, and as policies
                     peers; times, which logs teach
-    what breaks     outages (drawn, or of an own cluster's trace), laws (not all alike)
+    what breaks     outages (drawn, or of an own cluster's trace)
     one run         training, by recovering and striking, on a run_state: machines (their seats and
                     copies), segments (without failures), durations (of recoveries)
     what comes out  outcome; recorder tells it in a real run's events
@@ -14,7 +14,6 @@ Placements, schedules and recovery plans come from the stages themselves.
 
 from gemini_lab.simulator.forecast import Bill, Price, Sensitivity, bill, tornado
 from gemini_lab.simulator.interval import Interval
-from gemini_lab.simulator.laws import REPEAT_OFFENDERS, FailureLaw, failures_by_law
 from gemini_lab.simulator.outages import (
     FailureRate,
     Outage,
@@ -34,9 +33,7 @@ from gemini_lab.simulator.workload import Workload, paper_workload
 
 __all__ = [
     "POLICIES",
-    "REPEAT_OFFENDERS",
     "Bill",
-    "FailureLaw",
     "FailureRate",
     "Interval",
     "Measured",
@@ -55,7 +52,6 @@ __all__ = [
     "Workload",
     "bill",
     "compare",
-    "failures_by_law",
     "gemini_lab_auto",
     "llama_3",
     "opt_175b",

@@ -163,48 +163,26 @@ def poisson_failures(
     check_number("days", days)
     check_number("rack_per_day", rack_per_day)
     draw = random.Random(seed)
+    if rack_per_day and (racks is None or len(racks) != nodes):
+        raise ConfigError(f"racks that fail need `racks` with one entry a node ({nodes})")
     outages = [
-        draw_outage(at_s, draw.randrange(nodes), rate, draw)
+        _draw_outage(at_s, draw.randrange(nodes), rate, draw)
         for at_s in _arrivals(nodes * rate.per_node_per_day, days, draw)
     ]
-    outages += rack_failures(nodes=nodes, days=days, racks=racks, per_day=rack_per_day, draw=draw)
-    return tuple(sorted(outages, key=lambda outage: outage.at_s))
-
-
-def rack_failures(
-    *, nodes: int, days: float, racks: Sequence[str] | None, per_day: float, draw: random.Random
-) -> list[Outage]:
-    """Return failures of whole racks at a constant rate of each.
-
-    Raises:
-        ConfigError: Racks are to fail without being given.
-    """
-    if per_day and (racks is None or len(racks) != nodes):
-        raise ConfigError(f"racks that fail need `racks` with one entry a node ({nodes})")
-    names = sorted(set(racks or ())) if per_day else []
-    outages = []
-    for at_s in _arrivals(len(names) * per_day, days, draw):
+    names = sorted(set(racks or ())) if rack_per_day else []
+    for at_s in _arrivals(len(names) * rack_per_day, days, draw):
         gone = draw.choice(names)
         positions = tuple(i for i, rack in enumerate(racks or ()) if rack == gone)
         outages.append(Outage(at_s=at_s, kind="rack", positions=positions, cause=f"rack {gone}"))
-    return outages
+    return tuple(sorted(outages, key=lambda outage: outage.at_s))
 
 
-def require_few(per_day: float, days: float) -> None:
-    """Refuse a history of more failures than anybody can draw.
-
-    Raises:
-        ConfigError: It would have them.
-    """
+def _arrivals(per_day: float, days: float, draw: random.Random) -> list[float]:
     if per_day * days > MOST_FAILURES:
         raise ConfigError(
             f"{per_day:g} failures a day in {days:g} days are {per_day * days:g}, and a history "
             f"has {MOST_FAILURES:,} at most; lower the rate, or the days"
         )
-
-
-def _arrivals(per_day: float, days: float, draw: random.Random) -> list[float]:
-    require_few(per_day, days)
     times: list[float] = []
     while per_day > 0:
         last_s = times[-1] if times else 0.0
@@ -215,7 +193,7 @@ def _arrivals(per_day: float, days: float, draw: random.Random) -> list[float]:
     return times
 
 
-def draw_outage(at_s: float, position: int, rate: FailureRate, draw: random.Random) -> Outage:
+def _draw_outage(at_s: float, position: int, rate: FailureRate, draw: random.Random) -> Outage:
     """Return one failure of a node, its kind and cause drawn by their shares."""
     kind: Kind
     if rate.causes:
