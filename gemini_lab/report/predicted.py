@@ -186,13 +186,10 @@ def trained_versions(run: RunReducer) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedRow:
-    """One part of a run.
-
-    Attributes:
-        predicted: In seconds, simulated; `None` where the simulation has no such part.
-    """
+    """One part of a run."""
 
     label: str
+    # in seconds, simulated; `None` where the simulation has no such part
     predicted: Interval | None
     measured_s: float
 
@@ -206,22 +203,15 @@ class PredictedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """A run beside its prediction, from the start of its first iteration to the end of its last.
+    """A run beside its prediction, from the start of its first iteration to the end of its last."""
 
-    Attributes:
-        rows: One a part; they add up to the total.
-        effective: The share of it that trained, from 0 to 1, with the same interval.
-        source: Where the simulation's times come from.
-        is_own: Whether that is this very run, so that only the model is tried, not its times.
-        assumed: What that source does not say, and stands at a default (`Workload.assumed`).
-    """
-
-    rows: tuple[PredictedRow, ...]
+    rows: tuple[PredictedRow, ...]  # one a part; they add up to the total
     total: PredictedRow
-    effective: Interval
+    effective: Interval  # the share of it that trained, from 0 to 1, with the same interval
     measured_effective: float
-    source: str
-    is_own: bool
+    source: str  # where the simulation's times come from
+    is_own: bool  # whether that is this very run, so that only the model is tried, not its times
+    # what that source does not say, and stands at a default (`Workload.assumed`)
     assumed: tuple[str, ...] = ()
 
     @property

@@ -139,9 +139,6 @@ class PinnedKeeper:
         training: Whose state.
         lanes: The device's.
         pinned: Whether to pin the slab.
-
-    Attributes:
-        moved: What each version took.
     """
 
     def __init__(self, training: GpuTraining, *, lanes: Lanes, pinned: bool) -> None:
@@ -155,7 +152,7 @@ class PinnedKeeper:
         if pinned:
             pin(self.slab.memory)
         self.lanes = lanes
-        self.moved: list[MovedVersion] = []
+        self.moved: list[MovedVersion] = []  # what each version took
         store: Any = dist.HashStore()  # type: ignore[attr-defined]
         wire = Wire(group=CheckpointGroup(store, rank=0, world_size=1), lanes=lanes)
         self._replicator = Replicator(wire, Peers(rank=0), self.slab, on_moved=self.moved.append)
@@ -198,20 +195,13 @@ Turn = dict[str, float]
 
 
 def one_turn(
-    training: GpuTraining,
-    keeper: PinnedKeeper,
+    training: GpuTraining,  # what trains
+    keeper: PinnedKeeper,  # takes its versions
     *,
-    iterations: int = ITERATIONS,
-    counted: int = COUNTED,
+    iterations: int = ITERATIONS,  # of each way
+    counted: int = COUNTED,  # how many of the last ones count
 ) -> Turn:
-    """Run each of the product's ways once; then a version and the bus, each alone.
-
-    Args:
-        training: What trains.
-        keeper: Takes its versions.
-        iterations: Of each way.
-        counted: How many of the last ones count.
-    """
+    """Run each of the product's ways once; then a version and the bus, each alone."""
 
     def at_once() -> None:
         keeper.start()

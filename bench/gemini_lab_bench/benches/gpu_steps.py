@@ -91,13 +91,9 @@ class HostLanes:
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What the steps run on: a GPU, or CPUs at a thousandth of the size.
+    """What the steps run on: a GPU, or CPUs at a thousandth of the size."""
 
-    Attributes:
-        is_tiny: Whether it is the stand-in.
-    """
-
-    is_tiny: bool
+    is_tiny: bool  # whether it is the stand-in
 
     def scaled(self, size_bytes: int) -> int:
         """Return the bytes to use for what would be `size_bytes` on a GPU: whole pages."""

@@ -137,19 +137,14 @@ NEWEST: Final = 3
 
 
 class RunTroubles:
-    """Ranks that are slow, and machines that tell of faults of their own.
-
-    Attributes:
-        told: The newest, in order of the log.
-        slow: What was said of each rank that is slow now.
-        ailing: What was said of each node's faults that are seen now, by node and fault.
-        stacks: What each rank's threads did when a user asked last, and when that was.
-    """
+    """Ranks that are slow, and machines that tell of faults of their own."""
 
     def __init__(self) -> None:
-        self.told: list[RankSlow | NodeAiling] = []
-        self.slow: dict[int, RankSlow] = {}
+        self.told: list[RankSlow | NodeAiling] = []  # the newest, in order of the log
+        self.slow: dict[int, RankSlow] = {}  # what was said of each rank that is slow now
+        # what was said of each node's faults that are seen now, by node and fault
         self.ailing: dict[tuple[str, str], NodeAiling] = {}
+        # what each rank's threads did when a user asked last, and when that was
         self.stacks: dict[int, tuple[float, StacksTaken]] = {}
         self._calls: dict[int, dict[int, tuple[int, ...]]] = {}  # newest iterations, by rank
 
