@@ -10,7 +10,7 @@
                     dashboards of gemini_lab_widgets
     metrics         metric_sinks, served or sent, the latter also by otlp
     trying a script check, with hints by script_source, beside under_torchrun; profile_script, by
-                    profile_runner, on a network of namespaces
+                    profile_runner
 
 What a lab asks of its nodes is carried out in `node`.
 """

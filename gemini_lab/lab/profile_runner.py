@@ -9,7 +9,6 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +45,11 @@ class ProfiledSteps:
         iterations: int,  # how many iterations make the profile
         skip: int,  # how many pass before
         link: LinkBucket | None,  # the emulated link of this rank, if it has one
-        conditions: Sequence[str],  # see `Profile.conditions`
     ) -> None:
         self._step = step
         self._iterations = iterations
         self._skip = skip
         self._link = link
-        self._conditions = list(conditions)
         self._hook: CommHook | None = None
         self._profiler: Profiler | None = None
         self.seen = 0
@@ -75,14 +72,15 @@ class ProfiledSteps:
         pace: Pace | None = LinkPacer(self._link, shares=GLOO) if self._link else None
         clock = DeviceClock() if on_device else WallClock()
         self._hook = CommHook(clock=clock, pace=pace).attach()
+        conditions = []
         if self._link is not None:
             rate = format_bytes(self._link.bytes_per_s)
-            self._conditions.append(f"each rank on a link paced to {rate}/s")
+            conditions.append(f"each rank on a link paced to {rate}/s")
         self._profiler = Profiler(
             iterations=self._iterations,
             skip=self._skip,
             world_size=dist.get_world_size(),
-            conditions=self._conditions,
+            conditions=conditions,
         )
 
     def _end_iteration(self, hook: CommHook) -> None:
@@ -114,7 +112,6 @@ def main(arguments: list[str]) -> int:
         iterations=options.iterations,
         skip=options.skip,
         link=link,
-        conditions=options.condition,
     )
 
     def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +140,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--skip", type=int, required=True)
     parser.add_argument("--output", required=True)
     parser.add_argument("--link-bytes-per-s", type=float, default=0.0)
-    parser.add_argument("--condition", action="append", default=[])
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER)
     return parser

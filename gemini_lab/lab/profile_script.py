@@ -5,19 +5,17 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.errors import ConfigError, RunFailedError
+from gemini_lab.errors import RunFailedError
 from gemini_lab.job import Job, python_command
-from gemini_lab.lab.namespaces import NodeNetwork
 from gemini_lab.lab.under_torchrun import end_keepers, start_with_keeper
 from gemini_lab.limits import whole
 from gemini_lab.profiler.observe import ITERATIONS, SKIP
 from gemini_lab.profiler.profile import Profile, report
-from gemini_lab.units import format_bytes, parse_bandwidth
+from gemini_lab.units import parse_bandwidth
 
 _TORCHRUN: Final = (*python_command("torch.distributed.run"), "--standalone")
 
@@ -43,8 +41,7 @@ def command(arguments: list[str]) -> int:
         nproc=options.nproc,
         iterations=options.iterations,
         skip=options.skip,
-        link_bytes_per_s=_rate(options.link),
-        kernel_link_bytes_per_s=_rate(options.kernel_link),
+        link_bytes_per_s=parse_bandwidth(options.link) if options.link else None,
     )
     output = Path(options.output)
     output.write_text(profile.to_json(), encoding="utf-8")
@@ -62,40 +59,23 @@ def profile_script(
     # Gives each rank a paced link of this rate, as if on a node alone; a collective takes what Gloo
     # sends for it.
     link_bytes_per_s: float | None = None,
-    # Gives each rank a node of its own, a network namespace, on a link that the kernel shapes.
-    kernel_link_bytes_per_s: float | None = None,
     quiet: bool = False,  # whether to drop what the script prints, but for errors
 ) -> Profile:
     """Run a DeepSpeed script under torchrun until its profile is made; the profile of rank 0.
 
     Raises:
-        ConfigError: The script is not there or no Python, or both kinds of link are asked for.
-        LaunchError: Network namespaces cannot be made here.
+        ConfigError: The script is not there, or no Python.
         RunFailedError: The script failed, or ended too early.
     """
     Job(script=str(script)).check()
-    if link_bytes_per_s is not None and kernel_link_bytes_per_s is not None:
-        raise ConfigError("a link is either paced or shaped by the kernel; ask for one of them")
     with tempfile.TemporaryDirectory(prefix="gemini-lab-profile-") as folder:
         made = Path(folder) / "profile.json"
         runner = python_command("gemini_lab.lab.profile_runner", f"--output={made}")
         runner += [f"--iterations={iterations}", f"--skip={skip}"]
         if link_bytes_per_s is not None:
             runner.append(f"--link-bytes-per-s={link_bytes_per_s}")
-        job = [str(script), *args]
-        if kernel_link_bytes_per_s is None:
-            own = [f"--log-dir={folder}", f"--nproc-per-node={nproc}"]
-            command = [*_TORCHRUN, *own, "--no-python", *runner, *job]
-            code = _run([command], [{}], quiet=quiet)
-        else:
-            rate = f"{format_bytes(kernel_link_bytes_per_s)}/s"
-            runner.append(f"--condition=each rank on a link that the kernel shapes to {rate}")
-            with NodeNetwork(nproc, bytes_per_s=kernel_link_bytes_per_s) as network:
-                code = _run(
-                    [network.command(n, [*runner, *job]) for n in range(nproc)],
-                    [_member(network, node, nproc) for node in range(nproc)],
-                    quiet=quiet,
-                )
+        own = [f"--log-dir={folder}", f"--nproc-per-node={nproc}", "--no-python"]
+        code = _run([*_TORCHRUN, *own, *runner, str(script), *args], quiet=quiet)
         if not made.exists() and (short := too_short(made)).exists():
             raise RunFailedError(
                 f"{script} ended after {short.read_text(encoding='utf-8')} whole iterations; "
@@ -115,38 +95,14 @@ def too_short(output: Path) -> Path:
     return output.with_suffix(".short")
 
 
-def _member(network: NodeNetwork, node: int, nodes: int) -> dict[str, str]:
-    """Return the variables that torchrun would set for one node of several, each with one rank."""
-    return {
-        "RANK": str(node),
-        "WORLD_SIZE": str(nodes),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": network.address(0),
-        "MASTER_PORT": "29500",
-        "GLOO_SOCKET_IFNAME": network.interface,
-    }
-
-
-def _run(commands: list[list[str]], environments: list[dict[str, str]], *, quiet: bool) -> int:
-    """Run the commands side by side until all end or one fails; return its exit code."""
-    keepers: list[subprocess.Popen[bytes]] = []
+def _run(command: list[str], *, quiet: bool) -> int:
+    """Run a command until it ends, or this process is interrupted; return its exit code."""
+    output = subprocess.DEVNULL if quiet else None
+    keeper = start_with_keeper(command, env={"OMP_NUM_THREADS": "1", **os.environ}, stdout=output)
     try:
-        for command, environment in zip(commands, environments, strict=True):
-            variables = {"OMP_NUM_THREADS": "1", **os.environ, **environment}
-            output = subprocess.DEVNULL if quiet else None
-            keepers.append(start_with_keeper(command, env=variables, stdout=output))
-        codes = [keeper.poll() for keeper in keepers]
-        while None in codes and not any(codes):
-            time.sleep(0.1)
-            codes = [keeper.poll() for keeper in keepers]
-        return next((code for code in codes if code), 0)
+        return keeper.wait()
     finally:
-        end_keepers(keepers)
-
-
-def _rate(text: str | None) -> float | None:
-    return parse_bandwidth(text) if text else None
+        end_keepers([keeper])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,9 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--link", metavar="RATE", help='pace each rank to a link of this rate, such as "400 Mbit/s"'
-    )
-    parser.add_argument(
-        "--kernel-link", metavar="RATE", help="the same, by network namespaces (Linux, root)"
     )
     parser.add_argument(
         "--output",

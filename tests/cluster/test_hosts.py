@@ -16,11 +16,11 @@ import pytest
 from gemini_lab import Lab
 from gemini_lab.injector.failures import NodeLoss, RootLoss
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.lab.namespaces import NodeNetwork, why_not
 from gemini_lab.launch.etcd import find_etcd, free_port
 from gemini_lab.node.agent_links import SILENT_S
 from gemini_lab.node.root_shell import CUT_OFF_S
 from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_bench.chaos.namespaces import NodeNetwork, why_not
 
 COUNT = 4
 SUBNET = "10.213.77"

@@ -23,10 +23,10 @@ from gemini_lab.lab.control import (
     way_in,
 )
 from gemini_lab.lab.loop import LoopThread
-from gemini_lab.lab.namespaces import NodeNetwork, why_not
 from gemini_lab.log.events import Note, RecoveryStarted, RunFinished
 from gemini_lab.log.file import EventLog
 from gemini_lab.recovery.requests import StopRun
+from gemini_lab_bench.chaos.namespaces import NodeNetwork, why_not
 
 WAIT_S = 20
 TOKEN = "t" * 16

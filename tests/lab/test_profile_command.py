@@ -11,7 +11,6 @@ import pytest
 
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.namespaces import why_not
 from gemini_lab.lab.profile_script import profile_script
 from gemini_lab.profiler.profile import Profile
 
@@ -98,23 +97,6 @@ def test_a_script_that_ends_too_early_says_how_many_iterations_it_had(
     assert not Path("profile.json").exists()
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("script")
-def test_a_script_is_profiled_on_links_that_the_kernel_shapes() -> None:
-    if reason := why_not():
-        pytest.skip(reason)
-    profile = profile_script(
-        Path("train.py"), ["1000000"], iterations=2, skip=2, kernel_link_bytes_per_s=10e6
-    )
-    assert profile.iterations == 2
-    assert "the kernel shapes" in profile.conditions[0]
-
-
-def test_a_link_is_of_one_kind(script: Path) -> None:
-    with pytest.raises(ConfigError, match="ask for one of them"):
-        profile_script(script, link_bytes_per_s=1e6, kernel_link_bytes_per_s=1e6)
-
-
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no script"):
         profile_script(tmp_path / "nothing.py")
@@ -126,13 +108,10 @@ def test_a_script_that_is_no_python_is_refused(tmp_path: Path) -> None:
         profile_script(tmp_path / "train.py")
 
 
-@pytest.mark.parametrize("link", [(), ("--kernel-link=1GB/s",)], ids=["torchrun", "namespaces"])
-def test_the_ranks_of_a_killed_profile_end(script: Path, tmp_path: Path, link) -> None:
+def test_the_ranks_of_a_killed_profile_end(script: Path, tmp_path: Path) -> None:
     """Cut off from each other, they would wait for half an hour."""
-    if link and (reason := why_not()):
-        pytest.skip(reason)
     said = tmp_path / "losses"
-    command = ["profile", "--iterations=100000", *link, str(script), "100000"]
+    command = ["profile", "--iterations=100000", str(script), "100000"]
     profile = psutil.Popen(
         [sys.executable, "-m", "gemini_lab.cli.main", *command, str(said)],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -146,7 +125,7 @@ def test_the_ranks_of_a_killed_profile_end(script: Path, tmp_path: Path, link) -
             assert time.monotonic() < give_up_s
             time.sleep(0.1)
         below = profile.children(recursive=True)
-        assert len(below) >= 2 * (1 + bool(link))  # a keeper in each namespace
+        assert len(below) >= 2
     finally:
         profile.kill()
         profile.wait()

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from gemini_lab.errors import LaunchError
-from gemini_lab.lab.namespaces import why_not
 from gemini_lab.launch.mpi import (
     find_mpiexec,
     mpi_command,
@@ -22,6 +21,7 @@ from gemini_lab.launch.mpi import (
 from gemini_lab.launch.mpi_order import parts_of, run_with_order
 from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED
 from gemini_lab.node.orphan_etcd import end_left_stores
+from gemini_lab_bench.chaos.namespaces import why_not
 from gemini_lab_bench.chaos.scene import NetworkHosts
 
 ECHO = """

@@ -12,9 +12,9 @@ import pytest
 from made import made
 
 from gemini_lab.errors import LaunchError, MessageError
-from gemini_lab.lab.namespaces import NodeNetwork, why_not
 from gemini_lab.recovery.messages import CloseLab, ControlHello, OutputSaid, ProbeHello
 from gemini_lab.wire.tcp import HANDSHAKE_S, MOST_STRANGERS, Channel, connect, serve
+from gemini_lab_bench.chaos.namespaces import NodeNetwork, why_not
 
 TOKEN = "secret"
 HELLO = ProbeHello(name="node-1")

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab import namespaces
-from gemini_lab_bench.chaos import sockets, store
+from gemini_lab_bench.chaos import namespaces, sockets, store
 from gemini_lab_bench.chaos.clock import COMPILER
 from gemini_lab_bench.chaos.kinds import KINDS, Means
 

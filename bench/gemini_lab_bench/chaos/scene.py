@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.namespaces import NodeNetwork
 from gemini_lab_bench.chaos.clock import NodeClocks
 from gemini_lab_bench.chaos.faults import Fault, Schedule
+from gemini_lab_bench.chaos.namespaces import NodeNetwork
 from gemini_lab_bench.chaos.store import BreakableStore
 from gemini_lab_bench.chaos.tier import BreakableTier
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gemini_lab.errors import ConfigError, LaunchError
-from gemini_lab.lab.namespaces import NodeNetwork, shaping, unprivileged, why_not
+from gemini_lab_bench.chaos.namespaces import NodeNetwork, shaping, unprivileged, why_not
 
 RECEIVE = (
     "import socket; s = socket.create_server(('0.0.0.0', 5000)); print('up', flush=True);"
@@ -27,14 +27,14 @@ KNOCK = (
     "print(s.connect_ex((sys.argv[1], 5000)))"
 )
 INSIDE = """
-from gemini_lab.lab.namespaces import NodeNetwork
+from gemini_lab_bench.chaos.namespaces import NodeNetwork
 import subprocess
 with NodeNetwork(1) as network:
     print(subprocess.check_output(network.command(0, ["hostname"]), text=True).strip())
 """
 
 WAITING = """
-from gemini_lab.lab.namespaces import NodeNetwork
+from gemini_lab_bench.chaos.namespaces import NodeNetwork
 from pathlib import Path
 import os, sys
 with NodeNetwork(2, subnet="10.78.3") as network:
