@@ -19,7 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Final, Self, TypeVar
+from pickle import PickleError
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 
@@ -53,6 +54,8 @@ OFTEN_ALONGSIDE: Final = 500_000
 """Entries after which a `BackgroundReader` saves, or a sixteenth of what it saved before."""
 ENDS_WITHIN_S: Final = 20.0
 STATE, BLOCKS, MOMENTS = "state", "blocks", "moments"
+UNREADABLE: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, PickleError)
+"""Errors of a saved state that is away, or that another state of this package has written."""
 
 
 @dataclass(slots=True)
@@ -278,42 +281,42 @@ def _place(log: Path, folder: Path) -> Path:
 
 def _kept(log: Path, place: Path) -> LogFollower | None:
     """Return the saved state of this log; `None` if there is none that fits."""
+
+    def fits(line: bytes) -> bool:
+        head = json.loads(line)
+        return bool(head == {**_proof(log, head["at"]), "at": head["at"]})
+
     try:
-        with (place / STATE).open("rb") as file:
-            if not _is_ours(file):
-                return None
-            line = file.readline()
-            head = json.loads(line)
-            if head != {**_proof(log, head["at"]), "at": head["at"]}:
-                return None
-            run, feed = pickle.load(file)  # noqa: S301 - our own folder, and nobody else's
+        line, (run, feed) = _saved(place / STATE, fits)
         run.blocks.attach(place / BLOCKS)
         feed.path = log
         os.utime(place / STATE)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.PickleError):
+    except UNREADABLE:
         return None
     return LogFollower(run, feed, is_cached=True, kept=run.count, place=place, head=line)
+
+
+def _saved(path: Path, fits: Callable[[bytes], bool]) -> tuple[bytes, Any]:
+    """Return a saved file's first line and its value; each of `UNREADABLE` says that it has none.
+
+    Only a file that no other user can have written is read, because it is a pickle.
+    """
+    with path.open("rb") as file:
+        told = os.fstat(file.fileno())  # of this very file: its folder may be another one by now
+        is_ours = told.st_uid == os.getuid() and not told.st_mode & 0o022
+        line = file.readline()
+        if not is_ours or not fits(line):
+            raise ValueError(f"{path} does not fit")
+        return line, pickle.load(file)  # noqa: S301 - our own folder, and nobody else's
 
 
 def _kept_moments(place: Path, head: bytes) -> Moments | None:
     """Return the moments that were saved with a reading; `None` if there are none of that one."""
     try:
-        with (place / MOMENTS).open("rb") as file:
-            if not _is_ours(file) or file.readline() != head:
-                return None
-            moments = pickle.load(file)  # noqa: S301 - our own folder, and nobody else's
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.PickleError):
+        _, moments = _saved(place / MOMENTS, lambda line: line == head)
+    except UNREADABLE:
         return None
     return moments if isinstance(moments, Moments) else None
-
-
-def _is_ours(file: BinaryIO) -> bool:
-    """Return whether nobody else could have written this very file, in whatever folder it lies.
-
-    A folder that is looked at by its path may be another one a moment later.
-    """
-    told = os.fstat(file.fileno())
-    return told.st_uid == os.getuid() and not told.st_mode & 0o022
 
 
 def _proof(log: Path, read_bytes: int) -> dict[str, object]:

@@ -71,7 +71,7 @@ class Moments:
             after: Where one has come to; it is gone on from where that is nearer.
         """
         newest = next((one for one in self.copies[::-1] if one.newest_s <= at_s), self.copies[0])
-        if after is not None and after.run.count >= newest.count and after.leads_to(at_s):
+        if after is not None and after.run.count >= newest.count and at_s >= after.at_s:
             return MomentSearch(after.run, after.feed, at_s, note=self.note, ahead=after.ahead)
         run, feed = pickle.loads(newest.state, buffers=newest.pieces)  # noqa: S301 - our own
         feed.path = self.path
@@ -106,9 +106,6 @@ class MomentSearch:
         self.run, self.feed, self.at_s = run, feed, at_s
         self.ahead = ahead  # entries that were read and are later than the moment
         self._note = note
-
-    def leads_to(self, at_s: float) -> bool:
-        return at_s >= self.at_s
 
     def go(self) -> bool:
         """Read on; return whether the moment was reached."""

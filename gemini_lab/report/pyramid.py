@@ -193,9 +193,8 @@ class Pyramid:
         self._bars: list[StoredBlock] = []
         self._levels: dict[int, list[StoredBlock]] = {}
         self._waiting: dict[int, list[Cells]] = {}
-        self._heaped: dict[
-            int, Cells
-        ] = {}  # what waits at a level and below, since the last change
+        # What waits at a level and below, since the last change.
+        self._heaped: dict[int, Cells] = {}
 
     # -- what comes ----------------------------------------------------------------------------
 
@@ -280,16 +279,15 @@ class Pyramid:
             fresh: Bars that came after those that were added.
         """
         found, numbers = [NO_ROWS], [np.empty(0, np.int64)]
-        for rows, first in self._stored(from_s, to_s, fresh):
+        stored = [
+            (from_columns(self._blocks.get(block.number)), block.first)
+            for block in _meeting(self._bars, from_s, to_s)
+        ]
+        for rows, first in (*stored, (fresh, self.end)):
             is_in = (rows["start_s"] <= to_s) & (rows["start_s"] + rows["duration_s"] >= from_s)
             found.append(rows[is_in])
             numbers.append(np.flatnonzero(is_in) + first)
         return np.concatenate(found), np.concatenate(numbers)
-
-    def _stored(self, from_s: float, to_s: float, fresh: Rows) -> Iterator[tuple[Rows, int]]:
-        for block in _meeting(self._bars, from_s, to_s):
-            yield from_columns(self._blocks.get(block.number)), block.first
-        yield fresh, self.end
 
     def coverage(
         self,
@@ -319,7 +317,7 @@ class Pyramid:
             cells = cells_of(rows, level=level, origin_s=self._origin_s)
             begun = cells[bins(cells) < first]
         else:
-            fresh_cells = self._coarse(fresh, level)
+            fresh_cells = cells_of(fresh, level=level, origin_s=self._origin_s)
             cells = np.concatenate([self._cells(level, first, first + count), fresh_cells])
             begun = fresh_cells[bins(fresh_cells) < first]
         row_of_line = _by_line(row_of)
@@ -341,9 +339,6 @@ class Pyramid:
             width_s=width,
             seconds=seconds.reshape(-1, LAYERS, count),
         )
-
-    def _coarse(self, fresh: Rows, level: int) -> Cells:
-        return cells_of(fresh, level=level, origin_s=self._origin_s)
 
     def _cells(self, level: int, first: int, end: int) -> Cells:
         """Return all cells of a level in the bins from `first` to before `end`."""

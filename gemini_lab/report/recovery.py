@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from gemini_lab.display import error_line
 from gemini_lab.log.events import Diverged, ResizeRefused
@@ -251,7 +251,7 @@ class WastedTime:
 Ending = Literal["raised", "was killed", "left", "lost its peers"]
 """What a worker's end looks like: an error of its script's own, a signal, an end with status 0, or
 an error that ranks raise because another one is gone."""
-BLAME_ORDER: Final[tuple[Ending, ...]] = ("raised", "was killed", "left", "lost its peers")
+BLAME_ORDER: Final[tuple[Ending, ...]] = get_args(Ending)
 """Who is blamed first."""
 MOST_EXITS: Final = 12
 LONGEST_ERROR: Final = 32

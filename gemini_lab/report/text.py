@@ -64,7 +64,7 @@ def render(report: RunReport, *, ink: Ink = BLOCKS) -> str:
     if report.notes:
         lines += ["", _heading("Remarks", ink)]
         for note in report.notes:
-            lines += textwrap.wrap(note, ink.width, initial_indent="  ", subsequent_indent="    ")
+            lines += _wrapped(note, "  ", ink)
     text = "\n".join(line.rstrip() for line in lines)
     if ink.bar == ASCII.bar:  # names and what workers printed may hold anything
         return text.encode("ascii", "backslashreplace").decode()
@@ -210,12 +210,7 @@ def _recovery(
         yield "  nothing was planned"
         return
     why = f": {recovery.reason}" if recovery.tier != "memory" and recovery.reason else ""
-    yield from textwrap.wrap(
-        f"loaded version {recovery.version} from {recovery.tier}{why}",
-        ink.width,
-        initial_indent="  ",
-        subsequent_indent="    ",
-    )
+    yield from _wrapped(f"loaded version {recovery.version} from {recovery.tier}{why}", "  ", ink)
     if recovery.kept:
         yield f"  {kept_words(recovery.kept)}"
     for rejected in recovery.rejected:
@@ -223,13 +218,12 @@ def _recovery(
     yield from _receipts(recovery)
     yield from _repeated(recovery, ink)
     if recovery.wasted_s is not None and recovery.lost_progress_s is not None:
-        yield from textwrap.wrap(
+        yield from _wrapped(
             f"wasted {format_seconds(recovery.wasted_s)}: "
             f"{format_seconds(recovery.lost_progress_s)} of training ({_lost(recovery)}) and "
             f"{format_seconds(recovery.retrieval_s)} of retrieval",
-            ink.width,
-            initial_indent="  ",
-            subsequent_indent="    ",
+            "  ",
+            ink,
         )
 
 

@@ -77,8 +77,8 @@ def test_a_report_and_a_dashboard_give_the_same_figures(name: str) -> None:
         assert row.down_s == recovery.duration_s
         assert row.wasted_s == recovery.wasted_s
         assert row.lost_iterations == recovery.lost_iterations
-        redone = [step for step in row.steps if step.step != "redo"]
-        assert [step.step for step in redone] == [step.name for step in recovery.steps]
+        redone = [step for step in row.steps if step.name != "redo"]
+        assert [step.name for step in redone] == [step.name for step in recovery.steps]
     assert [mark.iteration for mark in tables.iterations.marks] == [
         recovery.reached + 1 for recovery in report.recoveries
     ]

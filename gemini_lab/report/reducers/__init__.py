@@ -3,6 +3,7 @@
 An impossible number is refused, so that it spoils no figure.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 LARGEST: Final = 1 << 53
@@ -20,6 +21,19 @@ def whole(number: int) -> int:
     if not 0 <= number <= LARGEST:
         raise ValueError(f"no run has {number} of anything")
     return number
+
+
+def is_lost(iteration: int, epoch: int, plans: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a later epoch than `epoch` started from before an iteration.
+
+    `plans` has the epoch and the version of each start, in order of epochs.
+    """
+    for later, version in reversed(plans):
+        if later <= epoch:
+            return False
+        if version < iteration:
+            return True
+    return False
 
 
 def seconds(time_s: float) -> float:

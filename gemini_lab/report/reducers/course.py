@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any, Final, Literal
 
+import msgspec
+
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     CodeSeen,
@@ -112,7 +114,7 @@ class Course:
         self.nodes = self.nodes or job.nodes
         self.settings = {**job.settings, **self.settings}
         if job.simulated is not None:
-            self.settings |= {"simulated": True, **_plain(job.simulated)}
+            self.settings |= {"simulated": True, **msgspec.structs.asdict(job.simulated)}
 
     def _end(self, at_s: float, event: RunFinished | RunFailed) -> None:
         if self.ended_at_s is not None and at_s < self.ended_at_s:
@@ -170,7 +172,3 @@ class Course:
             case "finished" | "failed" | "stopped" as ended:
                 return ended
         return "unfinished"
-
-
-def _plain(struct: Any) -> dict[str, Any]:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}

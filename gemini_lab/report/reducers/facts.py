@@ -96,7 +96,7 @@ class Sizes:
     """Each change of a run's size."""
 
     def __init__(self) -> None:
-        self.found: list[Resized] = []
+        self.found: deque[Resized] = deque(maxlen=MOST_KEPT)
         # Why it is not the size that it is to be; empty if it is, or nothing was said.
         self.waits_for = ""
 
@@ -105,7 +105,6 @@ class Sizes:
             case Resized() as said:
                 whole(said.nodes)
                 self.found.append(said)
-                del self.found[:-MOST_KEPT]
                 self.waits_for = ""
             case ResizeWaiting(nodes=nodes, reason=reason):
                 self.waits_for = f"{nodes} nodes: {reason}"
@@ -119,7 +118,9 @@ class Rewinds:
     """Each time once, though every rank says it."""
 
     def __init__(self) -> None:
-        self.found: list[Rewound] = []  # the newest, in order of the log; what the first rank said
+        self.found: deque[Rewound] = deque(
+            maxlen=MOST_KEPT
+        )  # the newest, in order of the log; what the first rank said
         self.total = 0  # how many there were, also before those that are kept
         self._newest = (-1, -1)  # epoch, and how many there were in it
 
@@ -129,7 +130,6 @@ class Rewinds:
                 self._newest = (said.epoch, said.rewinds)
                 self.total += 1
                 self.found.append(said)
-                del self.found[:-MOST_KEPT]
 
 
 NEWEST: Final = 3
@@ -140,7 +140,9 @@ class RunTroubles:
     """Ranks that are slow, and machines that tell of faults of their own."""
 
     def __init__(self) -> None:
-        self.told: list[RankSlow | NodeAiling] = []  # the newest, in order of the log
+        self.told: deque[RankSlow | NodeAiling] = deque(
+            maxlen=MOST_KEPT
+        )  # the newest, in order of the log
         self.slow: dict[int, RankSlow] = {}  # what was said of each rank that is slow now
         # what was said of each node's faults that are seen now, by node and fault
         self.ailing: dict[tuple[str, str], NodeAiling] = {}
@@ -189,7 +191,6 @@ class RunTroubles:
 
     def _note(self, now: dict[Key, Told], key: Key, one: Told) -> None:
         self.told.append(one)
-        del self.told[:-MOST_KEPT]
         now.pop(key, None)
         if not one.is_over and len(now) < MOST_KEPT:
             now[key] = one
@@ -199,14 +200,13 @@ class CopiesPlaced:
     """Each change of who keeps what."""
 
     def __init__(self) -> None:
-        self.found: list[ReplicasPlaced] = []
+        self.found: deque[ReplicasPlaced] = deque(maxlen=MOST_KEPT)
         self.short = ""  # why the target is not reached; empty if it is, or nothing was said
 
     def take(self, entry: Entry) -> None:
         match entry.event:
             case ReplicasPlaced() as said:
                 self.found.append(said)
-                del self.found[:-MOST_KEPT]
                 self.short = ""
             case ReplicasShort(reason=reason):
                 self.short = reason
@@ -243,7 +243,7 @@ class VerifiedSums:
         self.newest: int | None = None  # the newest of them; `None` for none
         self.took_s = 0.0  # what that took, all together
         # Each time that they did not, once though every rank says it; the newest.
-        self.wrong: list[WrongSums] = []
+        self.wrong: deque[WrongSums] = deque(maxlen=MOST_KEPT)
         self.total = 0  # how many of these there were, also before those that are kept
         self._last: tuple[int, int, str] = (-1, -1, "")
 
@@ -260,7 +260,6 @@ class VerifiedSums:
                 self._last = key
                 self.total += 1
                 self.wrong.append(said)
-                del self.wrong[:-MOST_KEPT]
                 if said.goes_back:
                     self.newest = whole(said.version)
 

@@ -15,7 +15,7 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.recovery.repeats import MOST_SAID, Repeats
 from gemini_lab.recovery.wrong_sums import left_by
-from gemini_lab.report.reducers import MOST_KEPT, MOST_RANKS, seconds, whole
+from gemini_lab.report.reducers import MOST_KEPT, MOST_RANKS, is_lost, seconds, whole
 from gemini_lab.report.values import Iteration
 
 
@@ -61,18 +61,9 @@ class CountedIterations:
                 del self._kept[number]
         self._numbers[place:] = [number for number in self._numbers[place:] if number in self._kept]
 
-    def _is_lost(self, number: int, epoch: int) -> bool:
-        """Return whether a later epoch than `epoch` started from before `number`."""
-        for later, version in reversed(self._plans):
-            if later <= epoch:
-                return False
-            if version < number:
-                return True
-        return False
-
     def _add(self, entry: Entry, done: events.Iteration) -> None:
         number, rank, epoch = whole(done.iteration), whole(done.rank), whole(done.epoch)
-        if self._is_lost(number, epoch):
+        if is_lost(number, epoch, self._plans):
             return
         ranks = self._kept.get(number)
         if ranks is None:

@@ -18,7 +18,7 @@ import xxhash
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.report.reducers import whole
+from gemini_lab.report.reducers import is_lost, whole
 
 OPEN: Final = 64
 """Newest iterations to which ranks may still add."""
@@ -139,17 +139,8 @@ class Logged:
                 for column in self._columns.values():
                     column.take_back(rank, whole(version))
             case events.Iteration(values=values) as done if values:
-                if not self._is_lost(done):
+                if not is_lost(done.iteration, done.epoch, self._plans):
                     self._add(done)
-
-    def _is_lost(self, done: events.Iteration) -> bool:
-        """Return whether a later epoch than its own started from before it."""
-        for epoch, version in reversed(self._plans):
-            if epoch <= done.epoch:
-                return False
-            if version < done.iteration:
-                return True
-        return False
 
     def _add(self, done: events.Iteration) -> None:
         for name in done.values:

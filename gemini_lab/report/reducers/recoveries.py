@@ -174,7 +174,9 @@ class RecoveryReducer:
         event = entry.event
         match event:
             case events.Injected():
-                self._inject(entry, event)
+                at_s, kind = seconds(entry.at_s), event.failure
+                struck = Injection(at_s=at_s, kind=kind, node=entry.node, rank=event.rank)
+                self.injections.append(struck)
             case events.WorkerExited():
                 self.exits.append(exit_of(entry, event))
             case events.ShardRestored():
@@ -192,12 +194,6 @@ class RecoveryReducer:
             case _:
                 return
         self.changes += 1
-
-    def _inject(self, entry: Entry, event: events.Injected) -> None:
-        at_s = seconds(entry.at_s)
-        self.injections.append(
-            Injection(at_s=at_s, kind=event.failure, node=entry.node, rank=event.rank)
-        )
 
     def _restore(self, entry: Entry, event: events.ShardRestored) -> None:
         if event.epoch not in self._receipts and len(self._receipts) > self._most:

@@ -1,5 +1,6 @@
 """The three questions that a reader of a run asks first, each answered in words."""
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 from gemini_lab.log.events import PLANNED
@@ -30,12 +31,19 @@ def answers(
     )
 
 
-def _numbers(run: RunReducer, losses: Losses, curves: CurveTable) -> HeadlineAnswer:
-    def say(short: str, detail: str, mood: Literal["good", "bad", "unknown"]) -> HeadlineAnswer:
-        return HeadlineAnswer(
-            question="Same numbers?", short=short, detail=detail, mood=mood, view="curves"
-        )
+def _asked(question: str, view: str) -> Callable[..., HeadlineAnswer]:
+    """Return a function of a short answer, its detail and its mood."""
 
+    def say(
+        short: str, detail: str, mood: Literal["good", "bad", "neutral", "unknown"] = "neutral"
+    ) -> HeadlineAnswer:
+        return HeadlineAnswer(question=question, short=short, detail=detail, mood=mood, view=view)
+
+    return say
+
+
+def _numbers(run: RunReducer, losses: Losses, curves: CurveTable) -> HeadlineAnswer:
+    say = _asked("Same numbers?", "curves")
     if run.course.is_simulated:
         return say("not computed", "a simulation computes times, and trains no model", "unknown")
     if run.divergences.found:
@@ -70,14 +78,7 @@ def said(match: Match) -> str:
 
 
 def _checkpoints(run: RunReducer, iterations: IterationTable, spent: TimeShares) -> HeadlineAnswer:
-    def say(
-        short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral"
-    ) -> HeadlineAnswer:
-        question = "What did checkpoints cost?"
-        return HeadlineAnswer(
-            question=question, short=short, detail=detail, mood=mood, view="iterations"
-        )
-
+    say = _asked("What did checkpoints cost?", "iterations")
     if run.course.settings.get("scheme") == "none":
         return say("nothing", "the run keeps no versions (scheme none)")
     waited_s, trained_s = spent.seconds("exposed"), spent.seconds("training", "exposed")
@@ -92,14 +93,7 @@ def _checkpoints(run: RunReducer, iterations: IterationTable, spent: TimeShares)
 
 
 def _failures(losses: Losses, spent: TimeShares) -> HeadlineAnswer:
-    def say(
-        short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral"
-    ) -> HeadlineAnswer:
-        question = "What did failures cost?"
-        return HeadlineAnswer(
-            question=question, short=short, detail=detail, mood=mood, view="recoveries"
-        )
-
+    say = _asked("What did failures cost?", "recoveries")
     if not losses.total:
         return say("nothing", "no failure")
     cost_s = spent.seconds(*FAILURES)

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Final, Literal, TypeVar
 
 from gemini_lab.log.events import PLANNED
-from gemini_lab.report.recovery import STEPS, Recovery, WastedTime, blamed_for
+from gemini_lab.report.recovery import Recovery, Step, WastedTime, blamed_for
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.iteration_pace import IterationPace
 from gemini_lab.units import format_seconds
@@ -25,23 +25,14 @@ class FailureMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
-    """One step of a recovery; times are seconds since the failure."""
-
-    step: str
-    label: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRow:
     """One recovery, or what a model says of one."""
 
     label: str  # for the axis; unique in its table
     origin: Origin
     cause: str  # what failed, or what the model assumes
-    steps: tuple[StepRow, ...]  # in order of time; the lost progress, to be done again, stands last
+    # In order of time, in seconds since the failure; the lost progress, to be done again, is last.
+    steps: tuple[Step, ...]
     # From the failure to the end of the first iteration; `None` while it lasts.
     down_s: float | None
     wasted_s: float | None  # lost progress and retrieval; `None` while unknown
@@ -200,17 +191,12 @@ def _unique(rows: Iterable[Row]) -> tuple[Row, ...]:
 def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
     begin_s = recovery.failed_at_s
     steps = [
-        StepRow(
-            step=step.name,
-            label=step.label,
-            start_s=step.start_s - begin_s,
-            end_s=step.end_s - begin_s,
-        )
+        Step(name=step.name, start_s=step.start_s - begin_s, end_s=step.end_s - begin_s)
         for step in recovery.steps
     ]
     if recovery.duration_s is not None and recovery.lost_progress_s:
-        redo_s = (recovery.duration_s, recovery.duration_s + recovery.lost_progress_s)
-        steps.append(StepRow(step="redo", label=STEPS["redo"], start_s=redo_s[0], end_s=redo_s[1]))
+        redone_s = recovery.duration_s + recovery.lost_progress_s
+        steps.append(Step(name="redo", start_s=recovery.duration_s, end_s=redone_s))
     gone = blamed_for(recovery)
     return RecoveryRow(
         label=label,
@@ -236,11 +222,10 @@ def _baseline(mine: Losses) -> RecoveryRow | None:
     steps = []
     for step in done[-1].steps:
         took_s = model.retrieval_s if step.name == "retrieve" else step.duration_s
-        label = step.label
-        steps.append(StepRow(step=step.name, label=label, start_s=at_s, end_s=at_s + took_s))
+        steps.append(Step(name=step.name, start_s=at_s, end_s=at_s + took_s))
         at_s += took_s
     lost_s = model.predicted_s - model.retrieval_s
-    steps.append(StepRow(step="redo", label=STEPS["redo"], start_s=at_s, end_s=at_s + lost_s))
+    steps.append(Step(name="redo", start_s=at_s, end_s=at_s + lost_s))
     return RecoveryRow(
         label="persistent tier only",
         origin="model",

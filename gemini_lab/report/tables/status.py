@@ -131,9 +131,7 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
         diverged=tuple(_diverged(run)),
         notes=(
             *(f"{node}: {text}" for _, node, text in course.notes),
-            *_went_back(run),
-            *_sizes(run),
-            *_copies_placed(run),
+            *_changes(run),
         ),
         unread=run.unread,
         is_past=is_past,
@@ -158,21 +156,16 @@ def _facts(run: RunReducer) -> Iterable[str]:
         yield ", ".join(f"{name} {version}" for name, version in job.made_with.items())
 
 
-def _went_back(run: RunReducer) -> Iterable[str]:
+def _changes(run: RunReducer) -> Iterable[str]:
+    """Give the newest return to a version, the run's size, and where copies lie."""
     if run.rewinds.found:
         times = f" ({run.rewinds.total} times by now)" if run.rewinds.total > 1 else ""
         newest = run.rewinds.found[-1]
         yield f"{'' if newest.reason else 'training went '}{newest}{times}"
-
-
-def _sizes(run: RunReducer) -> Iterable[str]:
     if run.sizes.found:
         yield f"{run.sizes.found[-1]}"
     if run.sizes.waits_for:
         yield run.sizes.waits_for
-
-
-def _copies_placed(run: RunReducer) -> Iterable[str]:
     if run.copies_placed.found:
         yield f"{run.copies_placed.found[-1]}"
     if run.copies_placed.short:

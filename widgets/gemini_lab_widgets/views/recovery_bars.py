@@ -75,7 +75,7 @@ class RecoveryView(BarsView):
             briefs=[_above(row, is_over=is_over, is_brief=True) for row in table.rows],
             reach=1.02 * max(ends, default=1.0),
         )
-        used = {one.step for row in table.rows for one in row.steps}
+        used = {one.name for row in table.rows for one in row.steps}
         self._tell(
             LegendKey(label=label, colour=COLOURS[step], hatch=HATCHES.get(step, ""))
             for step, label in STEPS.items()
@@ -96,13 +96,13 @@ def _name(row: RecoveryRow) -> str:
 
 def _parts(row: RecoveryRow) -> Iterator[dict[str, Any]]:
     for one in row.steps:
-        if one.step in COLOURS:
+        if one.name in COLOURS:
             yield {
                 "row": _name(row),
                 "start": one.start_s,
                 "end": one.end_s,
-                "colour": COLOURS[one.step],
-                "hatch": HATCHES.get(one.step, "blank"),
+                "colour": COLOURS[one.name],
+                "hatch": HATCHES.get(one.name, "blank"),
                 "alpha": 0.45 if row.origin == "model" else 1.0,
                 "step": one.label,
                 "took": format_seconds(one.end_s - one.start_s),
