@@ -3,7 +3,7 @@
     the agent       agent joins and watches; supervisor has workers and memory, and does what is
                     ordered; lab_link has the ways out, tasks the work beside; start_config;
                     agent_machine is what they use of the outside, this_machine names it,
-                    health tells of its faults
+                    health tells of its faults: link_speed measures its link, gpu_speed its GPUs
     workers         host starts and ends them, through warm and preload, or cold; worker is one;
                     listener receives, judges and keeps what they send; stacks shows what their
                     threads do; build_locks removes what killed ones held

@@ -21,6 +21,7 @@ from gemini_lab.log.events import NodeReady
 from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.lab_link import LabLink, RootLink
+from gemini_lab.node.link_speed import give_filler
 from gemini_lab.node.membership import Membership, Reading, RootRecord, read_epoch
 from gemini_lab.node.root_role import RootRole
 from gemini_lab.node.sealed_store import Sealed
@@ -35,6 +36,7 @@ from gemini_lab.recovery.messages import (
     Heard,
     Inject,
     LabHello,
+    MeasureLink,
     ProbeHello,
     RootHello,
     RootOrder,
@@ -329,6 +331,8 @@ class Agent:
                     await self._serve_lab(channel, channel.peer)
                 case RootHello():
                     await self._serve_root(channel, channel.peer)
+                case ProbeHello():
+                    await give_filler(channel, channel.peer.pieces)
         except Exception as error:  # noqa: BLE001 - an edge: it is said, and the connection ends
             self._say_failure(error)
 
@@ -364,12 +368,20 @@ class Agent:
         self.supervisor.say_again()
         try:
             while (message := await channel.receive()) is not None:
-                if isinstance(message, RootOrder):
-                    await self.supervisor.obey(message)
+                match message:
+                    case RootOrder():
+                        await self.supervisor.obey(message)
+                    case MeasureLink():
+                        self._tasks.begin(self._measure_link(message))
         finally:
             was_its = self.root.close(channel)
         if was_its:
             await self._root_is_silent(hello.name)
+
+    async def _measure_link(self, peer: MeasureLink) -> None:
+        token = self.config.token
+        if fault := await self._machine.link_fault(peer, token=token, name=self.name):
+            self.supervisor.note_fault(fault)
 
     async def _root_is_silent(self, name: str) -> None:
         """Elect another root agent at once if the one whose connection closed is dead."""

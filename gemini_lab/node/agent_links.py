@@ -16,7 +16,13 @@ from typing import Final
 
 from gemini_lab.errors import LaunchError, MessageError
 from gemini_lab.log.events import LinkCut, Note
-from gemini_lab.recovery.messages import FromAgentMessage, Joined, RootHello, RootOrder
+from gemini_lab.recovery.messages import (
+    FromAgentMessage,
+    Joined,
+    MeasureLink,
+    RootHello,
+    RootOrder,
+)
 from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Emit, FromAgent, Happening
 from gemini_lab.wire.tcp import OWN_LACKS, Channel, connect
 
@@ -217,6 +223,7 @@ class AgentLinks:
             channel.close()
             return None
         self._channels[node] = channel
+        self._have_link_measured(node)
         return AgentJoined(
             at_s=self._clock(),
             node=node,
@@ -224,10 +231,24 @@ class AgentLinks:
             workers=status.workers,
             is_ready=status.is_ready,
             memory_bytes=status.memory_bytes,
-            machine=keeper.address.rpartition(":")[0],
+            machine=machine_of(keeper.address),
             wrong_sums=status.wrong_sums,
             left=tuple(status.left),
         )
+
+    def _have_link_measured(self, node: str) -> None:
+        """Have an agent measure the link to the next machine in a ring of all, once."""
+        keeper = self._keepers[node]
+        others = {
+            name: one.address
+            for name, one in sorted(self._keepers.items())
+            if machine_of(one.address) != machine_of(keeper.address) and one.is_registered
+        }
+        if keeper.is_link_measured or not others:
+            return
+        keeper.is_link_measured = True
+        peer = next((name for name in others if name > node), next(iter(others)))
+        self._channels[node].send(MeasureLink(node=peer, address=others[peer]))
 
 
 @dataclass(slots=True)
@@ -237,6 +258,7 @@ class _Keeper:
     address: str  # where it listens
     # Whether its lease stands: one whose lease ran out joins when it stands again.
     is_registered: bool = True
+    is_link_measured: bool = False  # whether it was asked to measure its link
     is_refused: bool = False  # whether its machine said last that nothing listens there
     # Set when its lease has run out, or stands again: worth another try at once.
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -257,3 +279,8 @@ class _Keeper:
         """Note that its lease ran out: an earlier refusal does not count, and it is asked again."""
         self.is_registered = self.is_refused = False
         self.has_news.set()
+
+
+def machine_of(address: str) -> str:
+    """Return the host of an address, `host:port`."""
+    return address.rpartition(":")[0]

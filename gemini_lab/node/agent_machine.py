@@ -23,8 +23,10 @@ from gemini_lab.node.etcd_client import EtcdClient, Values
 from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.health import MachineHealth
 from gemini_lab.node.host import WorkerHost
+from gemini_lab.node.link_speed import link_fault
 from gemini_lab.node.orphan_etcd import end_left_stores
 from gemini_lab.recovery.ailments import MachineFault
+from gemini_lab.recovery.messages import MeasureLink
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 
@@ -111,6 +113,10 @@ class AgentMachine:
                 break
             return make(packed, state=state, at_s=at_s)
         return None
+
+    async def link_fault(self, peer: MeasureLink, *, token: str, name: str) -> MachineFault | None:
+        """Return the fault of the link to an agent, if it is far too slow."""
+        return await link_fault(peer, token=token, name=name)
 
     # -- memory and processes --------------------------------------------------------------------
 

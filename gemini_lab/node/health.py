@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -17,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, Protocol
 
+import msgspec
 import numpy as np
 
 from gemini_lab.memory.free import kernel_kills
@@ -68,6 +70,11 @@ LOG: Final = (
 """By their words, the faults that the kernel's log tells of."""
 
 
+# Interfaces with a device: those of containers and bridges come and go.
+INTERFACES: Final = "sys/class/net/*/device/net/*"
+INFINIBAND: Final = "sys/class/infiniband/*/ports/*/counters"
+
+
 class KernelHealth:
     """A machine's kernel as a source: its counters and its log."""
 
@@ -90,6 +97,10 @@ class KernelHealth:
         for fault, files, words in (
             ("machine_memory", "sys/devices/system/edac/mc/mc*/ue_count", "uncorrected errors"),
             ("memory_corrected", "sys/devices/system/edac/mc/mc*/ce_count", "corrected errors"),
+            ("link_error", f"{INTERFACES}/carrier_down_count", "losses of a network's carrier"),
+            ("link_error", f"{INTERFACES}/statistics/rx_crc_errors", "broken frames received"),
+            ("link_error", f"{INFINIBAND}/link_downed", "losses of an InfiniBand link"),
+            ("link_error", f"{INFINIBAND}/symbol_error", "errors of InfiniBand links"),
             ("disk_error", "sys/fs/ext4/*/errors_count", "errors of ext4"),
             ("disk_error", "sys/block/*/device/ioerr_cnt", "errors of disks"),
         ):
@@ -298,6 +309,55 @@ class FirstLook:
         return min(times_s)
 
 
+USUAL_TFLOPS: Final = (
+    (re.compile(r"\bB200\b"), 2250.0),
+    (re.compile(r"\bH200\b|\bH100\b.*\bHBM3\b"), 989.0),
+    (re.compile(r"\bH100 PCIe\b"), 756.0),
+    (re.compile(r"\bA100\b"), 312.0),
+    (re.compile(r"\bV100\b"), 112.0),
+)
+"""By its name, a GPU's products of fp16 matrices as NVIDIA's data sheets give them, dense."""
+LEAST_SHARE: Final = 0.3
+"""Of that. Products of this size reach some two thirds; what trains beside them takes a part."""
+GPU_S: Final = 60.0
+"""For importing torch, which takes most of it, and the products of all GPUs."""
+
+
+class GpuSpeed:
+    """A look at the speed of GPUs, once, by `gemini_lab.node.gpu_speed`.
+
+    Args:
+        program: Prints the speeds.
+    """
+
+    def __init__(
+        self, program: Sequence[str] = (sys.executable, "-m", "gemini_lab.node.gpu_speed")
+    ) -> None:
+        self._program = program
+        self._is_done = False
+
+    def read(self) -> Iterator[MachineFault]:
+        """Yield the GPUs that are far too slow, at the first call."""
+        if self._is_done:
+            return
+        self._is_done = True
+        try:
+            done = subprocess.run(
+                self._program, capture_output=True, text=True, timeout=GPU_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            yield MachineFault("slow_gpu", f"no matrix product within {GPU_S:.0f} s")
+            return
+        for number, line in enumerate(done.stdout[: 1 << 16].splitlines()):
+            name, tflops = msgspec.json.decode(line, type=tuple[str, float])
+            for pattern, usual in () if "MIG" in name else USUAL_TFLOPS:
+                if pattern.search(name) and tflops < LEAST_SHARE * usual:
+                    yield MachineFault(
+                        "slow_gpu",
+                        f"GPU {number} ({name[:100]}): {tflops:.0f} TFLOPS, its kind {usual:.0f}",
+                    )
+
+
 def _write_through(file: IO[bytes]) -> None:
     file.seek(0)
     file.write(bytes(WRITTEN_BYTES))
@@ -315,7 +375,7 @@ def _speed(size_bytes: int, took_s: float) -> str:
 def sources() -> list[HealthSource]:
     """Return what there is on this machine."""
     has_driver = shutil.which("nvidia-smi") is not None
-    return [KernelHealth(), *([GpuHealth()] if has_driver else []), FirstLook()]
+    return [KernelHealth(), *([GpuHealth(), GpuSpeed()] if has_driver else []), FirstLook()]
 
 
 class MachineHealth:

@@ -19,7 +19,7 @@ from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.listener import WorkerHistory, WorkerListener
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.node.tasks import Tasks
-from gemini_lab.recovery.ailments import FaultsSeen
+from gemini_lab.recovery.ailments import FaultsSeen, MachineFault
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
@@ -108,6 +108,7 @@ class Supervisor:
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
         self._kernel_kills = machine.kernel_kills()  # at the last look
         self._ailments = FaultsSeen()
+        self._found: list[MachineFault] = []  # of this machine, beside what the kernel tells
         self._noted = 0  # the newest epoch that the store said has begun
         self._port: socket.socket | None = None  # held for the ranks of an epoch to meet in
         self._port_epoch = 0
@@ -168,10 +169,15 @@ class Supervisor:
         for pulse in watch.look(self._seated.values()):
             self.root.send(pulse)
         now_s = self._machine.steady_s()
-        for said in self._ailments.take(self._machine.faults(), at_s=now_s):
+        found, self._found = [*self._machine.faults(), *self._found], []
+        for said in self._ailments.take(found, at_s=now_s):
             self.root.send(said)
         if self._build_locks is not None:
             self._build_locks.note(watch.held_locks)
+
+    def note_fault(self, fault: MachineFault) -> None:
+        """Tell the root agent of a fault of this machine, at the next look at the workers."""
+        self._found.append(fault)
 
     async def end_workers(self, *, before: int | None = None) -> None:
         """End all of this node's workers.

@@ -43,6 +43,9 @@ RULES: Final[dict[str, Rule]] = {
     "clock": Rule(False, "the clock was set by more than a second"),
     "slow_memory": Rule(False, "memory is far slower than that of any machine that trains"),
     "slow_disk": Rule(False, "the disk of temporary files is far too slow"),
+    "slow_link": Rule(False, "the link to another machine is far too slow"),
+    "link_error": Rule(False, "a network interface lost its carrier, or received broken frames"),
+    "slow_gpu": Rule(False, "a GPU computes far slower than its kind does"),
     "silent": Rule(False, "reading the machine's faults hangs"),
 }
 """Every fault that a source may tell of."""

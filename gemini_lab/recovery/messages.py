@@ -100,9 +100,16 @@ class RootHello(Message, frozen=True, kw_only=True):
 
 
 class ProbeHello(Message, frozen=True, kw_only=True):
-    """`name` looks whether this agent lives, and hangs up."""
+    """`name` looks whether this agent lives, or how fast its link is, and hangs up."""
 
     name: str
+    pieces: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # of `Filler` that it wants
+
+
+class Filler(Message, frozen=True, kw_only=True):
+    """Bytes that mean nothing: how long they take tells the speed of the link."""
+
+    text: Annotated[str, msgspec.Meta(max_length=2**20)]
 
 
 class ControlHello(Message, frozen=True, kw_only=True):
@@ -443,6 +450,13 @@ class Preload(RootOrder, frozen=True, kw_only=True):
 
 class Release(RootOrder, frozen=True, kw_only=True):
     """The run is over: end its workers, and give its memory back."""
+
+
+class MeasureLink(Message, frozen=True, kw_only=True):
+    """Measure the link to the agent of another machine."""
+
+    node: str
+    address: str  # where that agent listens, `host:port`
 
 
 # -- agent to root agent ---------------------------------------------------------------------------

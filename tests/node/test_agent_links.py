@@ -7,13 +7,14 @@ import resource
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from gemini_lab.log.events import LinkCut
 from gemini_lab.node.agent_links import AgentLinks
-from gemini_lab.recovery.messages import Fence, Fenced, Joined, RootHello
+from gemini_lab.recovery.messages import Fence, Fenced, Joined, MeasureLink, RootHello
 from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Emit, FromAgent, Happening
 from gemini_lab.wire.tcp import Channel, serve
 
@@ -38,7 +39,11 @@ class Agents:
         )
 
     async def start(
-        self, serve_root: Callable[[Channel], Awaitable[None]], *, port: int = 0
+        self,
+        serve_root: Callable[[Channel], Awaitable[None]],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> str:
         """The address of an agent that does `serve_root` after its greeting."""
 
@@ -48,8 +53,8 @@ class Agents:
             channel.send(Joined(epoch=3, workers={0: "running"}, is_ready=False))
             await serve_root(channel)
 
-        self.server, port = await serve("127.0.0.1", TOKEN, welcome, port=port)
-        return f"127.0.0.1:{port}"
+        self.server, port = await serve(host, TOKEN, welcome, port=port)
+        return f"{host}:{port}"
 
     async def next(self) -> Happening:
         return await asyncio.wait_for(self.told.get(), PATIENCE_S)
@@ -88,6 +93,42 @@ async def test_a_link_that_was_cut_is_joined_anew_and_said_once(agents):
     assert isinstance(await agents.next(), AgentJoined)
     assert [said.event for said in agents.emitted] == [LinkCut(peer="node-1")]
     assert agents.greeted == 2
+
+
+async def test_each_agent_measures_its_link_to_the_next_machine_once(agents):
+    asked = []
+
+    async def note(channel: Channel) -> None:
+        while (message := await channel.receive()) is not None:
+            asked.append(message)
+
+    nodes = {f"node-{n}": await agents.start(note, host=f"127.0.0.{max(n, 2)}") for n in range(4)}
+    await agents.links.open(nodes)
+    agents.channels[0].close()
+    assert isinstance(await agents.next(), AgentJoined)
+    agents.links.send("node-0", Fence(epoch=4))  # what comes before it has arrived
+    while Fence(epoch=4) not in asked:
+        await asyncio.sleep(0.01)
+    # Three of them share a machine; from there the next machine is the fourth.
+    assert Counter(one.node for one in asked if isinstance(one, MeasureLink)) == {
+        "node-0": 1,
+        "node-3": 3,
+    }
+
+
+async def test_agents_of_one_machine_measure_no_link(agents):
+    asked = []
+
+    async def note(channel: Channel) -> None:
+        while (message := await channel.receive()) is not None:
+            asked.append(message)
+
+    nodes = {f"node-{n}": await agents.start(note) for n in range(2)}
+    await agents.links.open(nodes)
+    agents.links.send("node-0", Fence(epoch=4))
+    while not asked:
+        await asyncio.sleep(0.01)
+    assert asked == [Fence(epoch=4)]
 
 
 async def test_an_agent_that_hangs_up_at_once_is_not_connected_to_in_a_storm(agents):

@@ -1,15 +1,20 @@
 """The faults of a machine: what its kernel's files and NVIDIA's driver tell becomes findings."""
 
 import subprocess
+import sys
 import threading
 import time
 
 import pytest
+import torch
 
+from gemini_lab.node import health
+from gemini_lab.node.gpu_speed import product_tflops
 from gemini_lab.node.health import (
     FAILED,
     FirstLook,
     GpuHealth,
+    GpuSpeed,
     KernelHealth,
     MachineHealth,
     found_in,
@@ -27,6 +32,9 @@ def kernel(tmp_path):
         "sys/devices/system/edac/mc/mc0/ce_count": "7",
         "sys/fs/ext4/sda1/errors_count": "0",
         "sys/block/sda/device/ioerr_cnt": "0x2",
+        "sys/class/net/eth0/device/net/eth0/carrier_down_count": "1",
+        "sys/class/net/eth0/device/net/eth0/statistics/rx_crc_errors": "0",
+        "sys/class/infiniband/mlx5_0/ports/1/counters/link_downed": "2",
     }
 
     class Machine:
@@ -73,6 +81,21 @@ def kernel(tmp_path):
         ),
         ("sys/fs/ext4/sda1/errors_count", "3", MachineFault("disk_error", "3 errors of ext4")),
         ("sys/block/sda/device/ioerr_cnt", "0x5", MachineFault("disk_error", "3 errors of disks")),
+        (
+            "sys/class/net/eth0/device/net/eth0/carrier_down_count",
+            "3",
+            MachineFault("link_error", "2 losses of a network's carrier"),
+        ),
+        (
+            "sys/class/net/eth0/device/net/eth0/statistics/rx_crc_errors",
+            "9",
+            MachineFault("link_error", "9 broken frames received"),
+        ),
+        (
+            "sys/class/infiniband/mlx5_0/ports/1/counters/link_downed",
+            "3",
+            MachineFault("link_error", "1 losses of an InfiniBand link"),
+        ),
     ],
 )
 def test_a_count_that_rises_is_told_once(kernel, name, text, found):
@@ -221,6 +244,37 @@ def test_at_the_start_memory_and_disk_are_looked_at_once(tmp_path, memory_s, dis
 def test_a_disk_that_cannot_be_written_to_is_not_called_slow(tmp_path):
     look = FirstLook(tmp_path / "gone", clocks=(Slow(0.01), Slow(5.0)))
     assert list(look.read()) == []
+
+
+def printing(*lines):
+    """A program that prints these lines, as `gemini_lab.node.gpu_speed` does."""
+    return (sys.executable, "-c", f"print({chr(10).join(lines)!r})")
+
+
+def test_a_gpu_far_slower_than_its_kind_is_told_once():
+    look = GpuSpeed(
+        printing(
+            '["NVIDIA H200", 610.5]',
+            '["NVIDIA H100 80GB HBM3", 95.2]',
+            '["NVIDIA H100 80GB HBM3 MIG 1g.10gb", 60.0]',
+            '["NVIDIA GeForce RTX 3060", 1.0]',
+        )
+    )
+    told = [MachineFault("slow_gpu", "GPU 1 (NVIDIA H100 80GB HBM3): 95 TFLOPS, its kind 989")]
+    assert list(look.read()) == told
+    assert list(look.read()) == []
+
+
+def test_gpus_that_finish_no_product_are_told(monkeypatch):
+    monkeypatch.setattr(health, "GPU_S", 0.2)
+    look = GpuSpeed((sys.executable, "-c", "import time; time.sleep(60)"))
+    assert [one.fault for one in look.read()] == ["slow_gpu"]
+
+
+def test_the_program_multiplies_and_prints_nothing_where_there_is_no_gpu():
+    assert product_tflops(torch.device("cpu"), side=16, dtype=torch.float32) > 0
+    if not torch.cuda.is_available():
+        assert list(GpuSpeed().read()) == []
 
 
 class Source:

@@ -23,8 +23,8 @@ ALLOWED = {
 }
 PORTS = {
     *("agent_machine", "build_locks", "bulk", "bulk_process", "cold", "control_store"),
-    *("etcd_address", "etcd_client", "freeze_guard", "health", "host", "locked_tempdir"),
-    *("orphan_etcd", "preload", "processes", "stacks", "start_config", "strike"),
+    *("etcd_address", "etcd_client", "freeze_guard", "gpu_speed", "health", "host"),
+    *("locked_tempdir", "orphan_etcd", "preload", "processes", "stacks", "start_config", "strike"),
     *("this_machine", "warm", "worker"),
 }
 """Files of `node` that are the outside, or processes of their own."""

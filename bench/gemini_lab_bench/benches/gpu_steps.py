@@ -30,6 +30,8 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, python_command
 from gemini_lab.lab.lab import Lab
 from gemini_lab.memory.slab import Slab, SlotSpec, anonymous_file, flip_bit, reserve
+from gemini_lab.node.gpu_speed import SIDE, product_tflops
+from gemini_lab.node.health import GpuHealth, GpuSpeed
 from gemini_lab.report import Comparison, Recovery, RunReport
 from gemini_lab.training.gpt import named_size
 from gemini_lab.transfer.device_queues import CudaQueues, Lanes, Mark, pin, unpin
@@ -318,12 +320,16 @@ QUERY: Final = (
 
 
 def health(rig: Rig) -> Iterator[Row]:
-    """Read what the driver tells of the GPU, and see a flipped bit in pinned memory refused."""
+    """Read the GPU's health and speed, and see a flipped bit in pinned memory refused."""
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
     if rig.is_tiny:
         command = ["echo", "no GPU, 0, 0, 0"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     yield single("GPU read", 1.0, {"told": told.stdout.strip()})
+    side, dtype = (64, torch.float32) if rig.is_tiny else (SIDE, torch.float16)
+    tflops = product_tflops(torch.device(rig.device()), side=side, dtype=dtype)
+    found = [one.seen for source in (GpuHealth(), GpuSpeed()) for one in source.read()]
+    yield Row(name="matrix products", values=(tflops,), unit="TFLOPS", settings={"faults": found})
     size_bytes = rig.scaled(1 * GIB)
     slab = Slab.create([SlotSpec(0, size_bytes)], chunk_bytes=rig.scaled(32 * MIB))
     rig.pin(slab.memory)
@@ -349,7 +355,7 @@ STEPS: Final[dict[str, tuple[Callable[[Rig], Iterator[Row]], float]]] = {
     "overhead": (overhead, 150.0),
     "restart": (restart, 160.0),
     "two workers": (two_workers, 80.0),
-    "health": (health, 30.0),
+    "health": (health, 60.0),
 }
 """What each step does, and the seconds that it may take: ten minutes in all."""
 

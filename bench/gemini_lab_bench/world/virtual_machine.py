@@ -27,6 +27,7 @@ from gemini_lab.recovery.messages import (
     BulkRequest,
     EventSaid,
     ListVersions,
+    MeasureLink,
     Message,
     Preload,
     ScriptError,
@@ -174,6 +175,9 @@ class VirtualMachine(AgentMachine):
 
     def _told_faults(self) -> list[MachineFault]:
         return [MachineFault(self.ailing, "as simulated")] if self.ailing else []
+
+    async def link_fault(self, peer: MeasureLink, *, token: str, name: str) -> None:
+        """Measure nothing: millions of bytes would take this world's time, and no decision."""
 
     def address_towards(self, endpoint: str) -> str:
         del endpoint
