@@ -374,8 +374,10 @@ def _speed(size_bytes: int, took_s: float) -> str:
 
 def sources() -> list[HealthSource]:
     """Return what there is on this machine."""
-    has_driver = shutil.which("nvidia-smi") is not None
-    return [KernelHealth(), *([GpuHealth(), GpuSpeed()] if has_driver else []), FirstLook()]
+    found: list[HealthSource] = [KernelHealth(), FirstLook()]
+    if shutil.which("nvidia-smi") is not None:
+        found += [GpuHealth(), GpuSpeed()]
+    return found
 
 
 class MachineHealth:
