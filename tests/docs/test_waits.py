@@ -41,6 +41,8 @@ WAITS = {
     "the words of its other ranks": ["node.lab_link.HOLD_S"],
     "a worker to show its stacks": ["node.stacks.PULSE_S", "node.stacks.SIGNAL_S"],
     "its machine's faults": ["node.health.SILENT_S", "node.health.DRIVER_S"],
+    "another machine's agent": ["node.link_speed.CONNECT_S", "node.link_speed.LIMIT_S"],
+    "products of matrices": ["node.health.GPU_S"],
     "its warm parent to be started": [
         "node.host.PARENT_PAUSE_S",
         "node.host.LONGEST_PARENT_PAUSE_S",
