@@ -11,16 +11,15 @@ import numpy as np
 
 from gemini_lab.memory.free import require_memory
 from gemini_lab.memory.slab import anonymous_file, reserve
-from gemini_lab.memory.slab_form import Bytes, count_chunks
+from gemini_lab.memory.slab_form import Chunked
 
 
-class Room:
+class Room(Chunked):
     """So many bytes, in chunks as messages carry them."""
 
     def __init__(self, fd: int, *, chunk_bytes: int) -> None:
+        super().__init__(np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8), chunk_bytes)
         self.fd = fd  # with which another process maps the same memory
-        self.data: Bytes = np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)  # the bytes
-        self.chunk_bytes = chunk_bytes  # of each chunk but the last
 
     @classmethod
     def create(cls, size_bytes: int, *, chunk_bytes: int) -> Self:
@@ -37,12 +36,6 @@ class Room:
         except BaseException:
             os.close(fd)
             raise
-
-    def chunk(self, index: int) -> Bytes:
-        return self.data[index * self.chunk_bytes : (index + 1) * self.chunk_bytes]
-
-    def chunk_count(self, size_bytes: int) -> int:
-        return count_chunks(size_bytes, self.chunk_bytes)
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes with the last view of others."""

@@ -21,6 +21,7 @@ from gemini_lab.memory.slab_form import (
     PAGE_BYTES,
     Buffer,
     Bytes,
+    Chunked,
     CopyInfo,
     SlotSpec,
     Words,
@@ -51,23 +52,16 @@ __all__ = [
 _THREADED_BYTES: Final = 32 * 2**20  # below this, threads cost more than they save
 
 
-class WriteBuffer:
+class WriteBuffer(Chunked):
     """A version being written; only `commit` makes it one that exists."""
 
     def __init__(self, buffer: Buffer, version: int, chunk_bytes: int, lineage: Lineage) -> None:
+        super().__init__(buffer.payload, chunk_bytes)
         self._buffer = buffer
-        self._chunk_bytes = chunk_bytes
         self._digested_bytes: dict[int, int | None] = {}  # by sealed chunk; None: digest was given
         self.version = version
-        self.data = buffer.payload  # the room for the payload, as bytes
         self.digests = buffer.table  # checksums of the chunks sealed so far, `uint64`, in order
         buffer.open(version, lineage)
-
-    def chunk(self, index: int) -> Bytes:
-        return self.data[index * self._chunk_bytes : (index + 1) * self._chunk_bytes]
-
-    def chunk_count(self, payload_bytes: int) -> int:
-        return count_chunks(payload_bytes, self._chunk_bytes)
 
     def seal_chunk(self, index: int, digest: int | None = None) -> None:
         """Store the chunk's checksum: `digest` from its sender, or computed here from its bytes."""
@@ -93,7 +87,7 @@ class WriteBuffer:
                 f"{payload_bytes} bytes in {count} chunks (room for {self.data.nbytes} bytes), "
                 f"chunks {missing[:8]} are not sealed; write and seal them before commit"
             )
-        tail_bytes = payload_bytes - (count - 1) * self._chunk_bytes
+        tail_bytes = payload_bytes - (count - 1) * self.chunk_bytes
         if count and self._digested_bytes[count - 1] not in {None, tail_bytes}:
             self.digests[count - 1] = chunk_digest(self.chunk(count - 1)[:tail_bytes])
         self._buffer.complete(payload_bytes, self.digests[:count])

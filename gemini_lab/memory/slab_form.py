@@ -42,6 +42,23 @@ def chunk_digest(data: Bytes | bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data.data if isinstance(data, np.ndarray) else data)
 
 
+class Chunked:
+    """Memory in chunks, as checksums cover them and messages carry them."""
+
+    def __init__(self, data: Bytes, chunk_bytes: int) -> None:
+        self.data = data
+        self.chunk_bytes = chunk_bytes  # of each chunk but the last, which may be shorter
+
+    def chunk(self, index: int) -> Bytes:
+        return self.data[index * self.chunk_bytes : (index + 1) * self.chunk_bytes]
+
+    def chunk_count(self, size_bytes: int | None = None) -> int:
+        """Return the number of chunks that cover so many bytes; by default, all."""
+        return count_chunks(
+            self.data.nbytes if size_bytes is None else size_bytes, self.chunk_bytes
+        )
+
+
 class ChunkDigest:
     """The same checksum, of a chunk that comes in parts."""
 

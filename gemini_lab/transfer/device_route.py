@@ -33,13 +33,13 @@ from typing import Final
 
 import torch
 
+from gemini_lab.memory.slab_form import Chunked
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.transfer.device_queues import Lanes, Mark, Message
 from gemini_lab.transfer.group import TransferHandle
 from gemini_lab.transfer.version import (
-    Chunks,
+    CopyUpTo,
     OutgoingVersion,
-    PayloadSource,
     Peers,
     SentBytes,
     VersionBuffers,
@@ -132,7 +132,7 @@ class DeviceRoute:
 
     # -- training's thread -------------------------------------------------------------------------
 
-    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
+    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunked]) -> None:
         self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in version.pieces if t.numel()]
         self._incoming = buffers.incoming
         self._began_s = time.time()
@@ -193,10 +193,7 @@ class DeviceRoute:
         """Do nothing, because the device copies by itself."""
 
     def exchange(
-        self,
-        local: PayloadSource,
-        _buffers: VersionBuffers[Chunks],
-        _sizes_bytes: Mapping[int, int],
+        self, copy_up_to: CopyUpTo, buffers: VersionBuffers[Chunked]
     ) -> tuple[SentBytes, ...]:
         """Copy and seal the own shard, and wait until everything is in the slabs.
 
@@ -204,7 +201,7 @@ class DeviceRoute:
             What left for each peer. A device does not tell when; the times are those of the
             version.
         """
-        local.up_to(local.payload_bytes)
+        copy_up_to(buffers.own.data.nbytes)
         while not self._handed_over.wait(_POLL_S):
             pass
         for mark in (self._last, *self._copied.values()):

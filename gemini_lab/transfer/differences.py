@@ -22,14 +22,11 @@ import torch
 
 from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
-from gemini_lab.memory.slab_form import Words
+from gemini_lab.memory.slab_form import Chunked, Words
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.route import BackgroundRoute, Route
 from gemini_lab.transfer.version import (
-    Chunks,
-    Filled,
     OutgoingVersion,
-    PayloadSource,
     Peers,
     SentBytes,
     VersionBuffers,
@@ -46,7 +43,7 @@ class Maker(Protocol):
     """Makes versions of one shard that is kept here, in a process of its own."""
 
     @property
-    def room(self) -> Chunks: ...
+    def room(self) -> Chunked: ...
 
     @property
     def is_ready(self) -> bool: ...
@@ -101,7 +98,7 @@ class Differences:
         peers: Peers,
         slab: Slab,
         *,
-        own: Chunks,  # what leaves: each version's difference lies there
+        own: Chunked,  # what leaves: each version's difference lies there
         makers: Mapping[int, Maker],  # by rank whose shard is kept here, who makes its versions
         full_every: int | None = None,  # of so many versions one is sent in full
     ) -> None:
@@ -138,11 +135,10 @@ class Differences:
         self, route: Route, version: OutgoingVersion, incoming: Mapping[int, WriteBuffer]
     ) -> tuple[SentBytes, ...]:
         """Send and receive differences, and begin to have versions made of them."""
-        rooms: VersionBuffers[Chunks] = VersionBuffers(
+        rooms: VersionBuffers[Chunked] = VersionBuffers(
             own=self._own, incoming={rank: maker.room for rank, maker in self._makers.items()}
         )
-        sizes_bytes = {rank: room.data.nbytes for rank, room in rooms.incoming.items()}
-        sent = route.exchange(Filled(payload_bytes=self._own.data.nbytes), rooms, sizes_bytes)
+        sent = route.exchange(lambda _: None, rooms)  # a difference is all there already
         self._failed.clear()
         for rank, maker in self._makers.items():
             try:
@@ -154,8 +150,7 @@ class Differences:
 
     def settle(
         self,
-        local: PayloadSource,  # the own shard, all of which is in its buffer
-        buffers: VersionBuffers[WriteBuffer],  # where it, and versions of other shards, lie
+        buffers: VersionBuffers[WriteBuffer],  # all of the own shard, and versions of others
         digests: Mapping[int, Words],  # the owners' checksums of those
     ) -> tuple[dict[int, str], tuple[SentBytes, ...]]:
         """Compare what was made with what its owners have; what differs comes in full.
@@ -174,11 +169,10 @@ class Differences:
             sends_to=needy,
             receives_from={rank: self._peers.receives_from[rank] for rank in reasons},
         )
-        wanted: VersionBuffers[Chunks] = VersionBuffers(
+        wanted: VersionBuffers[Chunked] = VersionBuffers(
             own=buffers.own, incoming={rank: buffers.incoming[rank] for rank in reasons}
         )
-        sizes_bytes = {slot.shard: slot.payload_bytes for slot in self._slab.slots}
-        return reasons, BackgroundRoute(self._wire, again).exchange(local, wanted, sizes_bytes)
+        return reasons, BackgroundRoute(self._wire, again).exchange(lambda _: None, wanted)
 
     def told(self, reasons: Mapping[int, str]) -> list[int]:
         """Return what this rank tells the others, for `note`."""

@@ -62,7 +62,7 @@ class CheckpointGroup:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Let this thread write memory inside the block with what it gets here: see `cut`."""
+        """Permit this thread to write memory in the block with what it gets here: see `cut`."""
         thread = threading.get_ident()
         self._note(thread, is_at_work=True)
         try:

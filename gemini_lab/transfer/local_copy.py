@@ -49,7 +49,7 @@ class LocalCopy:
         self.elapsed_s = 0.0
         self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in version.pieces if t.numel()]
         self._own = own
-        self._chunk_bytes = own.chunk(0).nbytes
+        self._chunk_bytes = own.chunk_bytes
         self._lanes = lanes
         self._may_go_on = may_go_on
         self._next_piece = 0
@@ -103,8 +103,7 @@ class LocalCopy:
 
     def _copy_sealed(self, number: int) -> None:
         """Fill a chunk from this machine's memory, and seal it on the way."""
-        start = number * self._chunk_bytes
-        chunk = self._own.chunk(number)[: self.payload_bytes - start]
+        start, chunk = number * self._chunk_bytes, self._own.chunk(number)
         digest = ChunkDigest()
         for at in range(0, chunk.nbytes, CACHED_BYTES):
             part = chunk[at : at + CACHED_BYTES]
@@ -116,9 +115,7 @@ class LocalCopy:
         """Seal chunks, once the lane has copied them; xxhash releases the GIL meanwhile."""
         lanes.finish(mark)
         for number in span:
-            start = number * self._chunk_bytes
-            chunk = self._own.chunk(number)[: self.payload_bytes - start]
-            self._own.seal_chunk(number, chunk_digest(chunk))
+            self._own.seal_chunk(number, chunk_digest(self._own.chunk(number)))
 
     def _fill(self, room: torch.Tensor, start: int) -> None:
         """Fill `room` with the payload's bytes from `start` on."""

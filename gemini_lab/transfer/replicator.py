@@ -106,7 +106,6 @@ class Replicator:
         self._marks: tuple[int, ...] = ()
         self._in_background = BackgroundRoute(wire, peers)
         self._route: Route = self._in_background
-        self._sizes_bytes: dict[int, int] = {}  # of shards that are received
         self._thread = OwnThread(
             "gemini-replicator",
             begin=(lambda: None) if wire.lanes is None else wire.lanes.enter_thread,
@@ -395,7 +394,7 @@ class Replicator:
         self._route.wait_for_first()
         sent = differences.exchange(self._route, version, buffers.incoming)
         tables = self._digests(version, local, buffers, moment)
-        differing, again = differences.settle(local, buffers, tables)
+        differing, again = differences.settle(buffers, tables)
         return _Carried(sent=sent + again, tables=tables, differing=differing, is_full=False)
 
     def _seal(
@@ -407,7 +406,7 @@ class Replicator:
         for rank, buffer in buffers.incoming.items():
             for index, digest in enumerate(tables[rank]):
                 buffer.seal_chunk(index, int(digest))
-            buffer.commit(self._sizes_bytes[rank])
+            buffer.commit(buffer.data.nbytes)
         buffers.own.commit(version.payload_bytes)
 
     def _exchange_shards(
@@ -416,8 +415,7 @@ class Replicator:
         # The spans of a profile are planned for what is sent most: here that is differences.
         route = self._route if self._differences is None else self._in_background
         route.wait_for_first()
-        self._sizes_bytes = self._exchange_sizes(version)
-        return route.exchange(local, buffers, self._sizes_bytes)
+        return route.exchange(local.up_to, buffers)
 
     def _digests(
         self,
@@ -452,39 +450,31 @@ class Replicator:
         numbers = [rest for _, _, _, _, *rest in told]
         return differences.note(version, numbers, is_full=carried.is_full)
 
-    def _exchange_sizes(self, version: OutgoingVersion) -> dict[int, int]:
-        """Return payload bytes of each shard that is received; all must be of the same version."""
-        ours = torch.tensor([version.version, version.payload_bytes])
-        theirs = {rank: torch.zeros(2, dtype=torch.int64) for rank in self._peers.receives_from}
-        self._swap(ours, theirs)
-        for rank, table in theirs.items():
-            if int(table[0]) != version.version:
-                raise IntegrityError(
-                    f"rank {rank} sends version {int(table[0])} while version {version.version} is "
-                    "due; all ranks must call engine.step() equally often"
-                )
-        return {rank: int(table[1]) for rank, table in theirs.items()}
-
     def _exchange_digests(
         self, version: OutgoingVersion, buffers: VersionBuffers[WriteBuffer]
     ) -> dict[int, Words]:
-        """Return the checksums that the owners of received shards computed of their chunks."""
+        """Return the checksums that the owners of received shards computed of their chunks.
+
+        Raises:
+            IntegrityError: A shard is of another version; nothing of either is sealed.
+        """
+        group, words = self._wire.group, np.array([version.version], np.uint64)
+        ours = torch.from_numpy(np.concatenate([words, buffers.own.digests]).view(np.int64))
         tables = {
-            rank: np.zeros(buffer.chunk_count(self._sizes_bytes[rank]), np.int64)
+            rank: np.zeros(1 + buffer.chunk_count(), np.int64)
             for rank, buffer in buffers.incoming.items()
         }
-        count = buffers.own.chunk_count(version.payload_bytes)
-        ours = torch.from_numpy(buffers.own.digests[:count].view(np.int64))
-        self._swap(ours, {rank: torch.from_numpy(table) for rank, table in tables.items()})
-        return {rank: table.view(np.uint64) for rank, table in tables.items()}
-
-    def _swap(self, ours: torch.Tensor, theirs: Mapping[int, torch.Tensor]) -> None:
-        """Send `ours` to all that keep this rank's shard, and fill `theirs` by their senders."""
-        group = self._wire.group
         works = [group.isend(ours, rank) for rank in self._peers.sends_to]
         # All begun before any is waited for: two ranks may be each other's peers.
-        works += [group.irecv(room, rank) for rank, room in theirs.items()]
+        works += [group.irecv(torch.from_numpy(room), rank) for rank, room in tables.items()]
         group.finish(works)
+        for rank, (number, *_) in tables.items():
+            if number != version.version:
+                raise IntegrityError(
+                    f"rank {rank} sends version {number} while version {version.version} is due; "
+                    "all ranks must call engine.step() equally often"
+                )
+        return {rank: table[1:].view(np.uint64) for rank, table in tables.items()}
 
 
 def _pass_on_error(moved: Future[None], carried: Future[None]) -> None:

@@ -19,13 +19,13 @@ from typing import Final
 
 import torch
 
+from gemini_lab.memory.slab_form import Chunked
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.transfer.group import TransferHandle
 from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.version import (
-    Chunks,
+    CopyUpTo,
     OutgoingVersion,
-    PayloadSource,
     Peers,
     SentBytes,
     VersionBuffers,
@@ -74,7 +74,7 @@ class ScheduledRoute:
     def close(self) -> None:
         self._receiver.end(wait=False)
 
-    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
+    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunked]) -> None:
         """Do nothing: on CPUs all is done by the replicator's thread."""
 
     def wait_for_first(self) -> None:
@@ -89,18 +89,18 @@ class ScheduledRoute:
                 self._wait_for_span(first[0].span)
 
     def exchange(
-        self, local: PayloadSource, buffers: VersionBuffers[Chunks], _sizes_bytes: Mapping[int, int]
+        self, copy_up_to: CopyUpTo, buffers: VersionBuffers[Chunked]
     ) -> tuple[SentBytes, ...]:
         """Send and receive one version's chunks; returns what left in which span."""
         # Sending waits for spans, and its receivers' answers for chunks of their own schedules, so
         # receiving must go on meanwhile: it has a thread.
         received = self._receiver.submit(partial(self._receive_all, buffers.incoming))
-        sent = self._send(local, torch.from_numpy(buffers.own.data))
+        sent = self._send(copy_up_to, torch.from_numpy(buffers.own.data))
         with self._group.waiting():
             received.result()
         return sent
 
-    def _send(self, local: PayloadSource, payload: torch.Tensor) -> tuple[SentBytes, ...]:
+    def _send(self, copy_up_to: CopyUpTo, payload: torch.Tensor) -> tuple[SentBytes, ...]:
         freed: dict[int, deque[TransferHandle]] = {peer: deque() for peer in self._peers.sends_to}
         works: list[TransferHandle] = []
         sent: list[SentBytes] = []
@@ -108,13 +108,14 @@ class ScheduledRoute:
         ends = [one.offset_bytes + one.size_bytes for one in chunks]
         for number, chunk in enumerate(chunks):
             peer = self._peers.sends_to[chunk.replica - 1]
-            local.up_to(ends[number])
+            copy_up_to(ends[number])
             if self._rooms and len(freed[peer]) >= len(self._rooms):
                 self._group.finish([freed[peer].popleft()])
             with self._group.waiting():
                 self._wait_for_span(chunk.span)
             start_s = time.time()
-            self._wire.carry(chunk.size_bytes, local, next_bytes=max(ends[number : number + 2]))
+            next_bytes = max(ends[number : number + 2])
+            self._wire.carry(chunk.size_bytes, copy_up_to, next_bytes=next_bytes)
             works.append(self._group.isend(payload[chunk.offset_bytes : ends[number]], peer))
             if self._rooms:
                 # A tag of its own, because Gloo pairs messages of one tag in the order in which
@@ -124,14 +125,14 @@ class ScheduledRoute:
         self._group.finish([*works, *(one for waiting in freed.values() for one in waiting)])
         return tuple(sent)
 
-    def _receive_all(self, incoming: Mapping[int, Chunks]) -> None:
+    def _receive_all(self, incoming: Mapping[int, Chunked]) -> None:
         with self._group.used():
             if self._rooms:
                 self._receive_through_rooms(incoming)
             else:
                 self._receive(incoming)
 
-    def _receive(self, incoming: Mapping[int, Chunks]) -> None:
+    def _receive(self, incoming: Mapping[int, Chunked]) -> None:
         """Straight into the slab."""
         works = [
             self._group.irecv(_part(incoming[one.source], one.chunk), one.source)
@@ -141,7 +142,7 @@ class ScheduledRoute:
             works[::-1]
         )  # the last first: so the thread is woken once, not each time
 
-    def _receive_through_rooms(self, incoming: Mapping[int, Chunks]) -> None:
+    def _receive_through_rooms(self, incoming: Mapping[int, Chunked]) -> None:
         under_way: deque[tuple[IncomingChunk, torch.Tensor, TransferHandle]] = deque()
         freed: list[TransferHandle] = []
         for number, one in enumerate(self._incoming):
@@ -158,7 +159,7 @@ class ScheduledRoute:
         one: IncomingChunk,
         room: torch.Tensor,
         work: TransferHandle,
-        incoming: Mapping[int, Chunks],
+        incoming: Mapping[int, Chunked],
     ) -> TransferHandle:
         """Wait for a chunk, empty its sub-buffer, and begin to say that it is free."""
         assert self._empty is not None
@@ -181,7 +182,7 @@ def incoming_chunks(
     return tuple(sorted(found, key=lambda one: (one.position, one.source)))
 
 
-def _part(buffer: Chunks, chunk: Chunk) -> torch.Tensor:
+def _part(buffer: Chunked, chunk: Chunk) -> torch.Tensor:
     end = chunk.offset_bytes + chunk.size_bytes
     return torch.from_numpy(buffer.data[chunk.offset_bytes : end])
 

@@ -4,13 +4,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from gemini_lab.errors import ConfigError, IntegrityError
-from gemini_lab.memory.slab_form import Bytes
+from gemini_lab.memory.slab_form import Bytes, Chunked
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.transfer.device_queues import Lanes
 from gemini_lab.transfer.group import CheckpointGroup
@@ -18,6 +18,8 @@ from gemini_lab.transfer.link import LinkBucket, sleep_until
 
 Pieces = Sequence[tuple[int, torch.Tensor]]
 """Offset in the payload, and the flat tensor whose bytes belong there; in order."""
+CopyUpTo = Callable[[int], object]
+"""Returns when so many first bytes of what leaves are in its buffer."""
 Carry = Callable[[float], None]
 """Takes that many bytes over an emulated link, and returns when it has carried them."""
 SAME_NUMBER: Final = (
@@ -110,32 +112,20 @@ class Wire:
     empty: Carry | None = None
     lanes: Lanes | None = None  # the device's, if training runs on one
 
-    def carry(self, size_bytes: int, local: "PayloadSource", *, next_bytes: int) -> None:
-        """Return when the link has carried a chunk; copy up to `next_bytes` of `local` meanwhile.
+    def carry(self, size_bytes: int, copy_up_to: CopyUpTo, *, next_bytes: int) -> None:
+        """Return when the link has carried a chunk; copy up to `next_bytes` meanwhile.
 
         As a real link would: copying the next chunk only afterwards left the link idle for a tenth
         of a version.
         """
         if self.link is not None:
             done_s = self.link.reserve(size_bytes)
-            local.up_to(next_bytes)
+            copy_up_to(next_bytes)
             with self.group.waiting():
                 sleep_until(done_s)
 
 
-class Chunks(Protocol):
-    """Memory out of which chunks leave, or into which they come."""
-
-    @property
-    def data(self) -> Bytes: ...
-
-    def chunk(self, index: int) -> Bytes:
-        """Return the bytes of one chunk; the last one may be shorter."""
-
-    def chunk_count(self, payload_bytes: int, /) -> int: ...
-
-
-Memory_co = TypeVar("Memory_co", bound=Chunks, covariant=True)
+Memory_co = TypeVar("Memory_co", bound=Chunked, covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,25 +134,6 @@ class VersionBuffers(Generic[Memory_co]):
 
     own: Memory_co
     incoming: Mapping[int, Memory_co]  # what is received, by the ranks that it comes from
-
-
-class PayloadSource(Protocol):
-    """Fills what leaves, as far as it is asked to."""
-
-    @property
-    def payload_bytes(self) -> int: ...
-
-    def up_to(self, end_bytes: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
-    """All is there already: see `PayloadSource`."""
-
-    payload_bytes: int
-
-    def up_to(self, end_bytes: int) -> None:
-        """Do nothing, because nothing is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ class Rank:
                 yield
             while True:
                 try:
-                    self.sent = self.route.exchange(local, buffers, self.sizes)
+                    self.sent = self.route.exchange(local.up_to, buffers)
                     break
                 except NotYetError:
                     yield

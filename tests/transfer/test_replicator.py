@@ -157,12 +157,12 @@ def test_weights_that_are_swapped_while_a_version_is_copied_are_noticed_wherever
     tensor = torch.zeros(100_000, dtype=torch.uint8)
 
     class Swapping(BackgroundRoute):
-        def exchange(self, local, buffers, sizes_bytes):
-            local.up_to(first)
+        def exchange(self, copy_up_to, buffers):
+            copy_up_to(first)
             tensor.data.fill_(1)
-            local.up_to(first + 12_500)
+            copy_up_to(first + 12_500)
             tensor.data.fill_(0)
-            return super().exchange(local, buffers, sizes_bytes)
+            return super().exchange(copy_up_to, buffers)
 
     wire, peers, _ = alone
     version = OutgoingVersion(version=1, pieces=[(0, tensor)], payload_bytes=100_000)
@@ -239,8 +239,9 @@ def test_a_withheld_version_exists_only_when_it_is_released_and_is_of_the_moment
         assert bytes(slab.read(0, 2).data) == bytes(STATE.numpy())
 
 
-def test_a_withheld_version_of_one_rank_waits_for_the_others_word():
-    """Else the version before, with which the others would go on, could not be chosen any more."""
+@pytest.fixture
+def two():
+    """Two ranks that keep each other's replica: their replicators and slabs."""
     store, slabs, replicators = dist.HashStore(), [], []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         groups = [*pool.map(lambda rank: CheckpointGroup(store, rank=rank, world_size=2), range(2))]
@@ -248,6 +249,25 @@ def test_a_withheld_version_of_one_rank_waits_for_the_others_word():
         slabs.append(Slab.create([SlotSpec(shard, 100) for shard in range(2)], chunk_bytes=32))
         peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
         replicators.append(Replicator(Wire(group=group), peers, slabs[-1], on_moved=lambda _: None))
+    yield replicators, slabs
+    for slab in slabs:
+        slab.close()
+
+
+def test_of_ranks_that_send_different_versions_none_gets_either(two):
+    replicators, slabs = two
+    for replicator, number in zip(replicators, (1, 2), strict=True):
+        replicator.send(replace(VERSION, version=number))
+    for replicator, other in zip(replicators, (2, 1), strict=True):
+        with pytest.raises(IntegrityError, match=f"sends version {other} while .* equally often"):
+            replicator.wait()
+        replicator.close()
+    assert [versions_in(slab) for slab in slabs] == [[], []]
+
+
+def test_a_withheld_version_of_one_rank_waits_for_the_others_word(two):
+    """Else the version before, with which the others would go on, could not be chosen any more."""
+    replicators, slabs = two
     for is_withheld in (False, True):
         for replicator in replicators:
             version = replace(VERSION, version=1 + is_withheld, is_withheld=is_withheld)
@@ -262,8 +282,6 @@ def test_a_withheld_version_of_one_rank_waits_for_the_others_word():
         replicator.wait()
         replicator.close()
     assert [versions_in(slab) for slab in slabs] == [[(0, 1), (0, 2), (1, 1), (1, 2)]] * 2
-    for slab in slabs:
-        slab.close()
 
 
 def test_a_withheld_version_that_is_broken_off_never_exists(alone):

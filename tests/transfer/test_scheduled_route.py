@@ -18,7 +18,7 @@ from gemini_lab.transfer.link import LinkBucket
 from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.route import BackgroundRoute
 from gemini_lab.transfer.scheduled_route import ScheduledRoute, incoming_chunks
-from gemini_lab.transfer.version import Filled, OutgoingVersion, Peers, VersionBuffers, Wire
+from gemini_lab.transfer.version import OutgoingVersion, Peers, VersionBuffers, Wire
 
 CHUNK_BYTES = 64
 
@@ -202,10 +202,8 @@ def test_the_next_chunk_is_copied_while_an_emulated_link_carries_one(tmp_path, b
     class Copying:
         """Copies nothing, and notes how many chunks it was asked for."""
 
-        payload_bytes = 3 * CHUNK_BYTES
-
         def up_to(self, end_bytes):
-            steps.append(min(end_bytes, self.payload_bytes) // CHUNK_BYTES)
+            steps.append(min(end_bytes, 3 * CHUNK_BYTES) // CHUNK_BYTES)
 
     steps: list = []
     store = dist.HashStore()
@@ -215,7 +213,7 @@ def test_the_next_chunk_is_copied_while_an_emulated_link_carries_one(tmp_path, b
     def exchange(rank: int) -> None:
         group = (Group if rank == 0 else CheckpointGroup)(store, rank=rank, world_size=2)
         peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
-        source = Copying() if rank == 0 else Filled(payload_bytes=3 * CHUNK_BYTES)
+        copy_up_to = Copying().up_to if rank == 0 else lambda _: None
         with (
             closing(Slab.create(specs, chunk_bytes=CHUNK_BYTES)) as slab,
             Link(tmp_path / "link", bytes_per_s=1e6) as link,
@@ -229,7 +227,7 @@ def test_the_next_chunk_is_copied_while_an_emulated_link_carries_one(tmp_path, b
             buffers = VersionBuffers(
                 own=slab.begin(rank, 1), incoming={1 - rank: slab.begin(1 - rank, 1)}
             )
-            route.exchange(source, buffers, {1 - rank: 3 * CHUNK_BYTES})
+            route.exchange(copy_up_to, buffers)
             route.close()
 
     with ThreadPoolExecutor(2) as pool:

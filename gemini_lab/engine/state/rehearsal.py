@@ -28,7 +28,7 @@ _SCRIPTS: Final = ("made", "also")  # parts of a small state
 
 @contextmanager
 def left_alone(things: Iterable[object], *, module: nn.Module) -> Iterator[None]:
-    """Let things be loaded into inside the block without a holder of them noticing.
+    """Permit loads into things inside the block that no holder of them notices.
 
     What their `load_state_dict` replaces is put back: a script may hold it. And torch counts no
     write to the model's tensors, which a pass that is under way may still need.
