@@ -448,10 +448,10 @@ class LiveProtection:
             return
         self._sealer.drop()
         self._is_computing = False
-        self._sealer.lineage = went.lineage
+        self._sealer.lineage, extra = went
         if self._verification is not None:
-            self._verification.go_back(went.extra)
-        self._iterations.go_back(iteration_in(went.extra))
+            self._verification.go_back(extra)
+        self._iterations.go_back(iteration_in(extra))
         if self._update_watch is not None:
             self._update_watch.begin_anew()
         self._pulse.enter("between steps")

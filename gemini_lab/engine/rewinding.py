@@ -40,14 +40,6 @@ class Wish:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WentBack:
-    """Training went back."""
-
-    lineage: Lineage
-    extra: StateDict  # what the version carried beside the engine's state
-
-
 class Rewinder:
     """Takes iterations of one rank back; all ranks call it at the same places."""
 
@@ -89,10 +81,12 @@ class Rewinder:
 
     def go_back(
         self, wish: Wish, *, lineage: Lineage, place: LoopPlace, is_computing: bool
-    ) -> WentBack | None:
+    ) -> tuple[Lineage, StateDict] | None:
         """Put the newest version back that will do, and leave what came after it.
 
-        A person who asks for what cannot be is told so, and training goes on.
+        Returns:
+            The new lineage, and what the version carried beside the engine's state; `None` if the
+            user asked for what cannot be, of which the log tells.
 
         Raises:
             GeminiError: No version will do; for a guard, the root agent ends the run.
@@ -135,7 +129,7 @@ class Rewinder:
         for later in self._slab.copies():
             if later.version > version:
                 self._slab.discard(later.shard, later.version, later.lineage)
-        return WentBack(lineage=replace(lineage, rewinds=lineage.rewinds + 1), extra=extra)
+        return replace(lineage, rewinds=lineage.rewinds + 1), extra
 
     def _refusal(self, wish: Wish) -> GeminiError:
         mine = sorted({c.version for c in self._slab.copies() if c.shard == self._rank})

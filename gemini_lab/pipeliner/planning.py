@@ -68,7 +68,11 @@ def plan_chunks(
         ConfigError: A setting is out of its range.
         CapacityError: A piece of the naive scheme is larger than the buffer.
     """
-    _check_choices(scheme=scheme, algorithm=algorithm)
+    if scheme not in get_args(Scheme):
+        raise ConfigError(f"scheme={shown(scheme)} is unknown; choose one of {get_args(Scheme)}")
+    if algorithm not in get_args(Algorithm):
+        choices = get_args(Algorithm)
+        raise ConfigError(f"algorithm={shown(algorithm)} is unknown; choose one of {choices}")
     check_number("checkpoint_bytes", checkpoint_bytes, is_whole=True)
     check_number("felt_s", felt_s)
     for name, count in {"replicas": replicas, "sub_buffers": sub_buffers}.items():
@@ -123,14 +127,6 @@ def _predicted_s(task: Task, sends: list[Send], *, scheme: Scheme) -> float:
     leftover = AT_START if scheme == "blocking" else AT_UPDATE
     delay_s = modelled_delay_s(task.profile, sends, task.pipeline, leftover=leftover)
     return task.profile.iteration_s + delay_s
-
-
-def _check_choices(*, scheme: str, algorithm: str) -> None:
-    if scheme not in get_args(Scheme):
-        raise ConfigError(f"scheme={shown(scheme)} is unknown; choose one of {get_args(Scheme)}")
-    if algorithm not in get_args(Algorithm):
-        choices = get_args(Algorithm)
-        raise ConfigError(f"algorithm={shown(algorithm)} is unknown; choose one of {choices}")
 
 
 def _check_shares(*, mu: float, max_overhead: float | None) -> None:

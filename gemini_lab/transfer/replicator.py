@@ -389,7 +389,10 @@ class Replicator:
         """Bring the shards across: themselves, or where all ranks can, what made them."""
         differences = self._differences
         if differences is None or not differences.agree(version):
-            sent = self._exchange_shards(version, local, buffers)
+            # The spans of a profile are planned for what is sent most, differences if there are.
+            route = self._route if differences is None else self._in_background
+            route.wait_for_first()
+            sent = route.exchange(local.up_to, buffers)
             return _Carried(sent=sent, tables=self._digests(version, local, buffers, moment))
         self._route.wait_for_first()
         sent = differences.exchange(self._route, version, buffers.incoming)
@@ -408,14 +411,6 @@ class Replicator:
                 buffer.seal_chunk(index, int(digest))
             buffer.commit(buffer.data.nbytes)
         buffers.own.commit(version.payload_bytes)
-
-    def _exchange_shards(
-        self, version: OutgoingVersion, local: LocalCopy, buffers: VersionBuffers[WriteBuffer]
-    ) -> tuple[SentBytes, ...]:
-        # The spans of a profile are planned for what is sent most: here that is differences.
-        route = self._route if self._differences is None else self._in_background
-        route.wait_for_first()
-        return route.exchange(local.up_to, buffers)
 
     def _digests(
         self,
