@@ -2,16 +2,15 @@
 # # 02 When is the network idle?
 #
 # **Goal.** Profile a training job that really runs, and find the spans of time in which its network
-# carries nothing. Judge whether they come back regularly enough to plan with.
+# carries nothing. Judge whether they are regular enough to plan with.
 #
 # **Time.** About a minute to run on a laptop with two cores, forty to read and try. No GPU is
 # needed.
 #
-# A checkpoint of every iteration has to travel over the network that training uses itself. It costs
-# training nothing only where that network would have been *idle*. So GEMINI first watches (paper,
-# section 5.4): for some iterations it sends no checkpoint in the way of training, writes down when
-# each collective starts and ends, and keeps the mean. That is the job's *profile*, and the times
-# between the collectives are its *idle spans*.
+# A checkpoint of every iteration travels over the network that training uses. It costs training
+# nothing only while that network is *idle*. So GEMINI first watches for some iterations (paper,
+# section 5.4). It records when each collective starts and ends, and keeps the mean. That is the
+# job's *profile*. The times between the collectives are its *idle spans*.
 
 # %%
 from statistics import median
@@ -31,8 +30,8 @@ from gemini_lab_course.predictions import predict
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
 # %% [markdown]
-# The paper's profile takes 20 iterations; eight are enough here. `papermill 02_profiling.ipynb
-# out.ipynb -p profile_iterations 20 -p link "20 MB/s"` runs the whole notebook with other values.
+# The paper's profile takes 20 iterations; eight are enough here. For other values: `papermill
+# 02_profiling.ipynb out.ipynb -p profile_iterations 20 -p link "20 MB/s"`.
 
 # %% tags=["parameters"]
 profile_iterations = 8
@@ -42,14 +41,13 @@ link = "40 MB/s"
 # %% [markdown]
 # ## 1. A job on a machine that is slow enough
 # Two nodes train a GPT of half a million parameters with ZeRO-3. On one machine, "network" is a
-# memory copy, and computing fights with it for the same two cores. So three things are emulated,
-# and nothing else is:
+# memory copy, and it competes with computing for the same cores. So three things are emulated:
 #
 # - each node's **link** is paced to 40 MB/s, for training and checkpoints alike;
-# - each block of the model sleeps 20 ms in the forward pass and 40 ms in the backward pass, as if
-#   an accelerator computed meanwhile;
-# - ZeRO-3's thresholds, made for billions of parameters, are **scaled down** with the model. With
-#   the usual ones so small a model would stay in one piece.
+# - each block of the model **sleeps** 20 ms in the forward pass and 40 ms in the backward pass, as
+#   if an accelerator computed meanwhile;
+# - ZeRO-3's thresholds, made for billions of parameters, are **scaled down**. With the usual ones
+#   so small a model would stay in one piece.
 
 # %%
 lab = Lab(nodes=2, standbys=0)
@@ -67,15 +65,14 @@ lab.dashboard()
 # ## 2. Profile it
 # ZeRO-3 gathers the weights of each layer before it is used, in the forward and again in the
 # backward pass. In the backward pass it also adds up gradients over all nodes. The model has two
-# blocks. Take paper and pencil: when is the network idle?
+# blocks. Draw it on paper: when is the network idle?
 
 # %%
 long_spans = predict("How many idle spans are at least half as long as the longest?")
 long_spans
 
 # %% [markdown]
-# `lab.profile` trains until all ranks have a profile, has them agree on the mean of what they saw,
-# and stops the job. A cell that ends in the profile draws it.
+# `lab.profile` trains until all ranks agree on the mean of what they saw, and stops the job.
 
 # %%
 profile = lab.profile(job, link_bytes_per_s=link, profile_iterations=profile_iterations)
@@ -87,8 +84,8 @@ idle_s = [span.duration_s for span in profile.idle_spans]
 long_spans.came_out(sum(each >= max(idle_s) / 2 for each in idle_s))
 
 # %% [markdown]
-# Find the two forward and the two backward passes. Does a checkpoint fit between them? Its size
-# here is that of a rank's weights and moments. Move the sliders until it does not fit.
+# Find the two forward and the two backward passes. Does a checkpoint, a rank's weights and moments,
+# fit between them? Move the sliders until it does not.
 
 # %%
 shard_bytes = profiled.events("protected")[0].event.shard_bytes
@@ -98,9 +95,9 @@ play_spans(profile, shard_bytes=shard_bytes, link_bytes_per_s=40e6)
 # `gemini-lab profile train.py` makes such a profile of any DeepSpeed script, without a lab.
 #
 # ## 3. Does it repeat?
-# A profile is a mean, and a mean can lie. Here is every single iteration of the same run, as its
-# event log has it: time to the right, one line an iteration, a bar where training held the network.
-# Meanwhile the lab still sent every second version in the background, as fast as the link took it.
+# A mean can lie. Here is every iteration of the same run from its event log: one line an iteration,
+# a bar while training held the network. The lab still sent every second version in the background,
+# as fast as the link took it.
 
 # %%
 longer = predict("Do iterations take longer while a version travels?", "yes", "no")
@@ -130,22 +127,21 @@ longer.came_out("yes" if median(shared) > median(alone) else "no")
 # <details><summary><b>Why? Say it first, then compare.</b></summary>
 #
 # The profile is made of the lines on plain ground. Those on blue show why a checkpoint should not
-# leave at any time: it shares the link with training's own traffic. That takes longer then, and so
-# does the iteration. (The lowest lines do not count, because the job settles down there.)
+# leave at any time: it shares the link with training's traffic, so both take longer. (The first
+# iterations do not count, because the job settles down there.)
 #
 # </details>
 #
-# How regular is regular enough? The paper saw a standard deviation below 10 % of the mean. A
-# profile here counts as steady up to the same 10 %. If yours says "unsteady", the figure above
-# shows which iterations were disturbed, by whatever else your machine does: then it is better to
-# profile again than to plan with it.
+# How regular is regular enough? The paper saw a standard deviation below 10 % of the mean, and a
+# profile here counts as steady up to that. If yours says "unsteady", the figure above shows which
+# iterations your machine disturbed: profile again.
 
 # %%
 print(profile.verdict)
 
 # %% [markdown]
-# And span by span, the longest ones first, with their standard deviations. A short span varies most
-# in proportion, but there is little to lose in it.
+# The longest spans, with their standard deviations. Short ones vary most in proportion, but there
+# is little to lose in them.
 
 # %%
 _, axes = plt.subplots(figsize=(9, 2.6), layout="constrained")
@@ -158,7 +154,7 @@ bars = axes.bar(names, lengths_ms, yerr=stds_ms, capsize=3, color=IDLE, ecolor=T
 # %% [markdown]
 # **Compared with the paper.** Figs. 7 and 8 give 10.0 s of idle network in an iteration of 64.9 s
 # for GPT-2 100B on 16 p4d machines (read off the bars). The share is larger here, because we chose
-# the link and the layers so. Whether a checkpoint fits in is another question, and that of lab 04.
+# the link and the layers so.
 
 # %%
 share = profile.idle_s / profile.iteration_s
@@ -191,17 +187,14 @@ times.came_out(f"{wide.traffic_bytes / profile.traffic_bytes:g}")
 #
 # The sequence of collectives, their names and bytes, follows from the model and from ZeRO's
 # settings; the batch only moves them apart. So the fingerprint, a hash of that sequence, is the
-# same, and `profile.check_fits` would take one for the other. A schedule made for the small batch
-# would leave idle time unused with the large one. The other way round, it would not fit its spans.
-# When the *sequence* changes in the middle of a run, every rank notices, versions go back to the
-# background, and the job is profiled again.
+# same. A schedule made for the small batch would leave idle time unused with the large one. When
+# the *sequence* changes in the middle of a run, the job is profiled again.
 #
 # </details>
 #
 # ## Exercise 1
 # How many bytes does one iteration put on the wire **for each parameter**, counting the full size
-# of every collective as the profile does? Think first: numbers are fp32 here, and you know what is
-# gathered and what is reduced.
+# of every collective as the profile does? Numbers are fp32 here.
 
 # %%
 parameters = parameter_count(named_size("tiny"))
@@ -222,9 +215,8 @@ with Verdict() as say:
     say(lab_02.exercise_1(bytes_per_parameter, profile=profile, parameters=parameters))
 
 # %% [markdown]
-# The paper's models train in 16 bit, so it is half as much there. Compare it with a checkpoint:
-# twelve bytes for each parameter (fp32 weights and Adam's two moments), but divided among the
-# ranks.
+# The paper's models train in 16 bit, so it is half as much there. A checkpoint has as many bytes as
+# this, but each rank sends only its part.
 #
 # ## Exercise 2
 # A profile is good for the job it was made with. Write a job **with the same tiny model** whose
@@ -253,9 +245,8 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## Further
-# Train the job with versions in the spans that you saw: press *Start*, look at an iteration in the
-# dashboard, and break something. The job trains until you press *Stop*. Does it make its profile
-# again after a recovery?
+# Train the job with versions in the spans that you saw. Press *Start*, look at an iteration, and
+# break something. The job trains until you press *Stop*. Is it profiled again after a recovery?
 
 # %%
 endless = gpt_job(size="tiny", iterations=10_000, **emulated)

@@ -7,11 +7,10 @@
 # **Time.** Two to three minutes to run on a laptop with two cores, 50 minutes to read and try. No
 # GPU is needed.
 #
-# A failure here is a real one: SIGKILL to a process, or to all processes of a node, its memory gone
-# with them. The *root agent* then leads the recovery (paper, section 6). It stops all workers, and
-# asks every living agent which versions of which shards it holds. It picks the newest version of
-# which every shard is whole somewhere. It gives lost ranks to a *standby* node, and starts the
-# workers again.
+# A failure is a SIGKILL to a process, or to all processes of a node, whose memory goes with them.
+# The *root agent* then leads the recovery (paper, section 6). It stops all workers, and asks every
+# living agent which versions of which shards it holds. It picks the newest version of which every
+# shard is whole somewhere. It gives lost ranks to a *standby* node, and starts the workers again.
 
 # %%
 from collections import Counter
@@ -50,8 +49,8 @@ lab.dashboard()
 
 # %% [markdown]
 # First the run that never fails: all others are compared with its losses, bit by bit. About every
-# tenth iteration a version goes to the persistent tier, a folder here; the paper's goes to a shared
-# file system every three hours.
+# tenth iteration a version goes to the persistent tier: here a folder, in the paper a shared file
+# system, every three hours.
 
 # %%
 job = gpt_job(size=size, iterations=iterations)
@@ -74,8 +73,7 @@ quiet = train("quiet")
 
 # %% [markdown]
 # ## 2. Four failures
-# Each failure has its cells: predict from where the shards come, and then strike. Nothing is lost
-# if you take your time, because each run ends by itself.
+# Predict from where the shards come, and then strike. Take your time: each run ends by itself.
 
 # %%
 FROM = ("all from their own memory", "some from a peer", "all from the persistent tier")
@@ -142,9 +140,9 @@ for prediction, one in zip(asked, reports.values(), strict=True):
 #
 # A crash leaves the node's memory as it is: its agent owns it, not the worker. A lost node's shard
 # comes from its *peer*; all others find theirs at home. The root's node is a node like the others:
-# the agents elect a new root through etcd first. When a whole group is gone, both copies of two
-# shards are gone. Then *all* ranks go back to the persistent tier, also those whose own memory is
-# fine: a state made of two different iterations would be none.
+# the agents elect a new root through etcd first. With a whole group, both copies of two shards are
+# gone. Then *all* ranks go back to the persistent tier, because no state can be made of two
+# different iterations.
 #
 # </details>
 

@@ -6,10 +6,7 @@ import json
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab_course.grading import grade
-from gemini_lab_course.grading import hand_in as handing
-from gemini_lab_course.grading.grade import verdicts
-from gemini_lab_course.grading.hand_in import hand_in
+from gemini_lab_course.grading import grade_command, hand_in, hand_in_command, verdicts
 from gemini_lab_course.predictions import FILE, Prediction
 
 RIGHT = {"output_type": "stream", "name": "stdout", "text": "right: yes\n"}
@@ -131,7 +128,7 @@ def test_who_handed_in_no_notebook_stands_in_the_reasons_with_no_points(course):
 
 def test_a_lab_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing.ipynb; `make solutions` writes a course"):
-        grade.command(["nothing", "--course", str(tmp_path)])
+        grade_command(["nothing", "--course", str(tmp_path)])
 
 
 def test_a_class_is_summed_up_with_its_reasons_and_predictions(course, capsys):
@@ -148,7 +145,7 @@ def test_a_class_is_summed_up_with_its_reasons_and_predictions(course, capsys):
         graded = notebook(("check-1", [said]), *((f"check-{n}", [RIGHT]) for n in (2, 3, 4)))
         write(course / "autograded" / student / "lab" / "lab.ipynb", graded)
     (course / "submitted" / "kim" / "lab" / "predictions.json").write_text("no predictions")
-    assert grade.command(["lab", "--course", str(course)]) == 0
+    assert grade_command(["lab", "--course", str(course)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[:4] == [
         "3 hand-ins",
@@ -175,7 +172,7 @@ def test_a_student_is_told_what_is_still_empty(tmp_path, capsys):
         cell["source"] = source
         cell["metadata"]["nbgrader"]["solution"] = True
     path = write(tmp_path / "03_placement.ipynb", content)
-    assert handing.command([str(path), "--student", "ada", "--into", str(tmp_path / "s")]) == 0
+    assert hand_in_command([str(path), "--student", "ada", "--into", str(tmp_path / "s")]) == 0
     said = capsys.readouterr().out
     assert "1 of 2 exercises are empty" in said
     assert f"send this folder: {tmp_path / 's' / 'ada'}" in said

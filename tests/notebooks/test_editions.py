@@ -147,6 +147,13 @@ def test_cells_are_short(source):
 
 
 @each_notebook
+def test_a_lab_is_read_in_900_words(source):
+    """More of them hold more than one idea."""
+    texts = [cell.source for cell in read(source).cells if cell.cell_type == "markdown"]
+    assert len(" ".join(texts).split()) <= 900
+
+
+@each_notebook
 def test_one_cell_takes_papermills_parameters(source):
     assert len(tagged(read(source), "parameters")) == 1
 

@@ -11,8 +11,7 @@ import nbformat
 import pytest
 from editions import FOLDER, builder
 
-from gemini_lab_course.grading.grade import command
-from gemini_lab_course.grading.hand_in import hand_in
+from gemini_lab_course.grading import grade_command, hand_in
 from gemini_lab_course.verdict import READER
 
 LAB = "03_placement"
@@ -85,7 +84,7 @@ def test_a_class_is_graded_by_its_answers_and_not_by_edited_checks(course, solut
     with (course / "grades.csv").open() as grades:
         points = {row["student_id"]: float(row["score"]) for row in csv.DictReader(grades)}
     assert points == {"amy": 3.0, "ben": 2.0}
-    assert command([LAB, "--course", str(course)]) == 0
+    assert grade_command([LAB, "--course", str(course)]) == 0
     with (course / "verdicts.csv").open() as said:
         told = {(row["student"], row["check"]): row for row in csv.DictReader(said)}
     counted = {

@@ -1,4 +1,4 @@
-"""What a notebook's cells have set, failed to set, or did not run yet: said in a sentence.
+"""The names that a notebook's cells set, failed to set, or did not set yet.
 
 A cell that is run out of order, or after one that was skipped, ends in a `NameError`. Here it
 becomes a card that names the cell to run first.

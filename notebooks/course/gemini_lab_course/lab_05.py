@@ -1,4 +1,4 @@
-"""Lab 05: where shards come from, what keeps a lost group's in memory, and a recovery's planner."""
+"""Lab 05: tiers of loaded shards, settings that outlive a lost group, and a recovery planner."""
 
 from collections.abc import Callable
 

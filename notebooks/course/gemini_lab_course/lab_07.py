@@ -1,4 +1,4 @@
-"""Lab 07: a link, and standbys, for a cluster of one's own."""
+"""Lab 07: the slowest link and the fewest standbys for the reader's cluster."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Lab 08: a root agent of one's own, attacked in simulated labs and then run in a real one."""
+"""Lab 08: the reader's root agent, attacked in simulated labs and then run in a real one."""
 
 from collections.abc import Callable
 

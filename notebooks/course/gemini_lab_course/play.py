@@ -1,4 +1,4 @@
-"""What labs have to look at: a ring of machines that clicks kill, sliders, and where kills fell."""
+"""Things to play with in labs: a ring of machines that clicks kill, sliders, and kills drawn."""
 
 import json
 import math
@@ -10,8 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import anywidget
+import traitlets
 from gemini_lab_widgets.cell_output import CellOutput
 from gemini_lab_widgets.pictures import palette, view
+from ipywidgets import FloatLogSlider, FloatSlider, IntSlider, interactive
+from matplotlib import pyplot as plt
 
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
@@ -24,6 +28,11 @@ from gemini_lab.units import format_bytes
 SCRIPT: Final = Path(__file__).with_name("placement_ring.js")
 MOST: Final = 16
 """Machines on the ring."""
+WIDE: Final = {
+    "style": {"description_width": "16em"},
+    "layout": {"width": "36em", "max_width": "100%"},
+}
+"""A slider with room for its words, on a phone too."""
 
 
 def play_placement(*, nodes: int = 4, replicas: int = 2, racks: int = 2) -> "PlacementRing":
@@ -43,6 +52,18 @@ def planned(*, nodes: int, replicas: int, racks: int, layout: str) -> tuple[Plac
     return plan_placement(nodes=nodes, replicas=replicas, strategy=strategy), rack_of
 
 
+class Ring(anywidget.AnyWidget):  # type: ignore[misc]
+    """The state that the ring's script reads and changes."""
+
+    _esm = SCRIPT.read_text(encoding="utf-8")
+    nodes = traitlets.Int().tag(sync=True)
+    replicas = traitlets.Int().tag(sync=True)
+    racks = traitlets.Int().tag(sync=True)
+    strategy = traitlets.Unicode("group").tag(sync=True)
+    holders = traitlets.List().tag(sync=True)
+    rack_of = traitlets.List().tag(sync=True)
+
+
 class PlacementRing:
     """The ring below a cell; a saved notebook has the placement's picture in its place.
 
@@ -51,20 +72,6 @@ class PlacementRing:
     """
 
     def __init__(self, *, nodes: int, replicas: int, racks: int) -> None:
-        import anywidget  # noqa: PLC0415 - only notebooks have it
-        import traitlets  # noqa: PLC0415 - as above
-
-        class Ring(anywidget.AnyWidget):  # type: ignore[misc]
-            """What the script of the ring reads, and what it asks for."""
-
-            _esm = SCRIPT.read_text(encoding="utf-8")
-            nodes = traitlets.Int().tag(sync=True)
-            replicas = traitlets.Int().tag(sync=True)
-            racks = traitlets.Int().tag(sync=True)
-            strategy = traitlets.Unicode("group").tag(sync=True)
-            holders = traitlets.List().tag(sync=True)
-            rack_of = traitlets.List().tag(sync=True)
-
         self.ring = Ring(nodes=nodes, replicas=replicas, racks=racks)
         self._plan()
         self.ring.observe(lambda _: self._plan(), names=["nodes", "replicas", "racks", "strategy"])
@@ -124,13 +131,11 @@ def ring_html(*, nodes: int = 4, replicas: int = 2, racks: int = 2) -> str:
 
 def play_wasted_time(workload: Workload) -> Any:
     """Return sliders over Eq. (1): what one failure wastes, and what that is of a day."""
-    from ipywidgets import FloatLogSlider, interactive  # noqa: PLC0415 - only notebooks have it
 
     def slider(name: str, value: float, least: float, most: float) -> FloatLogSlider:
         low, high = math.log10(least), math.log10(most)
-        style, layout = {"description_width": "16em"}, {"width": "36em"}
-        options = {"style": style, "layout": layout, "readout_format": ".3g", "step": 0.01}
-        return FloatLogSlider(value, min=low, max=high, description=name, **options)
+        step = {"readout_format": ".3g", "step": 0.01}
+        return FloatLogSlider(value, min=low, max=high, description=name, **step, **WIDE)
 
     return interactive(
         lambda interval, store, failures: _draw_eq_1(workload, interval, store, failures),
@@ -148,8 +153,6 @@ def eq_1_minutes(workload: Workload, *, interval: float, store: float) -> dict[s
 
 
 def _draw_eq_1(workload: Workload, interval: float, store: float, failures: float) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
-
     terms = eq_1_minutes(workload, interval=interval, store=store)
     wasted = sum(terms.values())
     figure, axes = _panel(8, 1.9)
@@ -169,17 +172,12 @@ def _draw_eq_1(workload: Workload, interval: float, store: float, failures: floa
 
 def play_spans(profile: Profile, *, shard_bytes: int, link_bytes_per_s: float) -> Any:
     """Return sliders that fill a profile's idle spans with a checkpoint."""
-    from ipywidgets import FloatSlider, IntSlider, interactive  # noqa: PLC0415 - as above
-
-    style, layout = {"description_width": "16em"}, {"width": "36em"}
-    options = {"style": style, "layout": layout}
+    link = round(link_bytes_per_s / 1e6)
     return interactive(
         lambda size, link, copies: _draw_spans(profile, shard_bytes * size * copies, link * 1e6),
-        size=FloatSlider(1, min=0.1, max=4, description="times its size", **options),
-        link=IntSlider(
-            round(link_bytes_per_s / 1e6), min=5, max=200, description="link, MB/s", **options
-        ),
-        copies=IntSlider(1, min=1, max=3, description="copies at peers", **options),
+        size=FloatSlider(1, min=0.1, max=4, description="times its size", **WIDE),
+        link=IntSlider(link, min=5, max=200, description="link, MB/s", **WIDE),
+        copies=IntSlider(1, min=1, max=3, description="copies at peers", **WIDE),
     )
 
 
@@ -193,8 +191,6 @@ def filled_s(profile: Profile, *, size_bytes: float, link_bytes_per_s: float) ->
 
 
 def _draw_spans(profile: Profile, size_bytes: float, link_bytes_per_s: float) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
-
     *used_s, over_s = filled_s(profile, size_bytes=size_bytes, link_bytes_per_s=link_bytes_per_s)
     _, axes = _panel(9, 1.9)
     for span, taken_s in zip(profile.idle_spans, used_s, strict=True):
@@ -215,17 +211,13 @@ def _draw_spans(profile: Profile, size_bytes: float, link_bytes_per_s: float) ->
 
 def play_chances() -> Any:
     """Return sliders over the chance that memory does not suffice, with and without racks."""
-    from ipywidgets import FloatSlider, IntSlider, interactive  # noqa: PLC0415 - as above
-
-    options = {"style": {"description_width": "16em"}, "layout": {"width": "36em"}}
+    chance = partial(FloatSlider, max=-1, step=0.1, **WIDE)
     return interactive(
         _draw_chances,
-        nodes=IntSlider(64, min=16, max=512, step=16, description="machines, N", **options),
-        replicas=IntSlider(2, min=2, max=4, description="copies, m", **options),
-        machine=FloatSlider(
-            -3, min=-5, max=-1, step=0.1, description="10^x: a machine dies", **options
-        ),
-        rack=FloatSlider(-4, min=-6, max=-1, step=0.1, description="10^x: a rack dies", **options),
+        nodes=IntSlider(64, min=16, max=512, step=16, description="machines, N", **WIDE),
+        replicas=IntSlider(2, min=2, max=4, description="copies, m", **WIDE),
+        machine=chance(-3, min=-5, description="10^x: a machine dies"),
+        rack=chance(-4, min=-6, description="10^x: a rack dies"),
     )
 
 
@@ -241,8 +233,6 @@ def losses(*, nodes: int, replicas: int, machine: float, rack: float) -> dict[st
 
 
 def _draw_chances(nodes: int, replicas: int, machine: float, rack: float) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
-
     found = losses(nodes=nodes, replicas=replicas, machine=machine, rack=rack)
     _, axes = _panel(8, 1.6)
     bars = axes.barh([*found], [*found.values()], color=["C1", "C0"])
@@ -251,7 +241,7 @@ def _draw_chances(nodes: int, replicas: int, machine: float, rack: float) -> Non
     plt.show()
 
 
-# -- where within its iteration a kill fell --------------------------------------------------------
+# -- a kill's place within its iteration -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +262,7 @@ class Strike:
 
 
 def strike_of(entries: Iterable[Entry]) -> Strike | None:
-    """Return where a run's first failure fell; `None` if the log does not say."""
+    """Return the place of a run's first failure; `None` if the log does not say."""
     ended: list[tuple[float, Iteration]] = []
     whole_s: dict[int, float] = {}
     found: Strike | None = None
@@ -298,8 +288,6 @@ def strike_of(entries: Iterable[Entry]) -> Strike | None:
 
 def show_strikes(runs: Mapping[str, Run]) -> None:
     """Draw for each run the iteration that its first failure interrupted."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
-
     found = {name: strike for name, run in runs.items() if (strike := strike_of(run.events()))}
     _, axes = _panel(8, 0.45 * len(found) + 1)
     rows = [f"{n}: in {s.iteration}, resumed after {s.resumed}" for n, s in found.items()]
@@ -317,7 +305,5 @@ def show_strikes(runs: Mapping[str, Run]) -> None:
 
 def _panel(wide: float, tall: float) -> Any:
     """Return a figure and its axes, readable on light and on dark pages."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
-
     plt.style.use("gemini_lab_widgets.labs")  # for the notebook, whose pictures look the same
     return plt.subplots(figsize=(wide, tall), layout="constrained")

@@ -43,7 +43,7 @@ def unpacked(name: str) -> Iterator[Path]:
 
 
 def recorded_run(name: str) -> RunReducer:
-    """Return what the log of the run called `name` comes to.
+    """Return what is to be reported of the run called `name`.
 
     Raises:
         ConfigError: There is none of that name.

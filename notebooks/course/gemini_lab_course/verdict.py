@@ -19,9 +19,9 @@ from gemini_lab_course.cells import in_short
 
 Kind = TypeVar("Kind")
 NOT_YET: Final = "not right yet"
-"""What is left to say for a cell that failed where the card stands above."""
+"""The error's text if the card is already shown."""
 READER: Final = "JPY_SESSION_NAME"
-"""The variable of a kernel that a notebook server started for a page which somebody has open."""
+"""The variable of a kernel that a notebook server started for an open page."""
 GRADES: Final = "GEMINI_LAB_GRADES"
 """The variable of nbgrader's kernels, also if it was started from a notebook's cell."""
 _HEADS: Final = {"right": "✓ Right", "no answer yet": "No answer yet", "not yet": "Not yet"}
@@ -34,7 +34,7 @@ class WrongAnswerError(Exception):
     """There is no answer, or it is not right; the message says what about it is not.
 
     Attributes:
-        hint: What to think about, for who asks.
+        hint: What to think about; shown when the reader asks.
         shows: What is drawn in the card, such as a counterexample.
         is_shown: Whether the card stands below the cell already.
     """
@@ -94,12 +94,12 @@ def _paragraph(html: str, style: str = "") -> str:
 
 
 def _set(text: str) -> str:
-    """Return a text as HTML, with code where backticks are."""
+    """Return a text as HTML; backticks become code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
 
 
 def say(words: str) -> None:
-    """Show a verdict below the cell, or print it where there is none."""
+    """Show a verdict below the cell; print it outside of a notebook."""
     if not show_below_cell(Card(words)):
         tell(repr(Card(words)) if sys.stdout.isatty() else words)
 
@@ -107,8 +107,8 @@ def say(words: str) -> None:
 class Verdict(AbstractContextManager[Callable[[str], None]]):
     """Gives what shows why an answer is right; what goes wrong becomes a `WrongAnswerError`.
 
-    Who reads the notebook gets a card in its place. Wherever it may be graded the error stays,
-    because nbgrader gives a point to every check that does not raise.
+    A reader gets a card in its place. If the notebook may be graded, the error stays, because
+    nbgrader gives a point to every check that does not raise.
     """
 
     def __enter__(self) -> Callable[[str], None]:
@@ -132,7 +132,7 @@ class Verdict(AbstractContextManager[Callable[[str], None]]):
 
 
 def _unmade_answer() -> WrongAnswerError | None:
-    """Return what is said if the cell of the answer raised: an older value is not judged for it."""
+    """Return the verdict if the answer's cell raised: an older value is not judged."""
     running = cells.shell()
     if running is None:
         return None
@@ -164,7 +164,7 @@ def given(answer: object, kind: type[Kind], *, name: str, words: str) -> Kind:
         answer: What the student's variable holds.
         kind: What it has to be.
         name: The variable.
-        words: What it has to be, for people, such as `"a Placement"`.
+        words: What it has to be, such as `"a Placement"`.
 
     Raises:
         WrongAnswerError: There is none, or it is something else.

@@ -1,4 +1,4 @@
-"""`attack`: look for the smallest case that breaks a stage which somebody wrote."""
+"""`attack`: look for the smallest case that breaks a stage that the reader wrote."""
 
 import inspect
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from functools import partial
 from typing import Final
 
 from gemini_lab.placement import Placement
-from gemini_lab_course.attacks.asking import NOTHING
 from gemini_lab_course.attacks.chunks import CHUNKS
 from gemini_lab_course.attacks.chunks import cases as chunk_cases
 from gemini_lab_course.attacks.divisions import DIVISION
@@ -18,6 +17,7 @@ from gemini_lab_course.attacks.placements import cases as placement_cases
 from gemini_lab_course.attacks.recoveries import RECOVERY
 from gemini_lab_course.attacks.recoveries import cases as recovery_cases
 from gemini_lab_course.attacks.roots import attack_root
+from gemini_lab_course.attacks.search import NOTHING
 from gemini_lab_course.verdict import WrongAnswerError, another_kind
 
 __all__ = [
@@ -45,7 +45,7 @@ WHAT: Final = (
 
 
 def attack(
-    mine: object, *, stage: str | None = None, within_s: float = 100.0
+    mine: object, *, stage: str | None = None, within_s: float = 100.0, run: int = 0
 ) -> Counterexample | Withstood:
     """Look for the smallest case that breaks `mine`: fewest nodes, then fewest failures.
 
@@ -71,7 +71,9 @@ def attack(
         stage: `"placement"`, `"chunks"`, `"recovery"`, `"division"` or `"root"`, if a function's
             parameters do not say.
         within_s: Stop looking after so many seconds of work, on a busy machine up to five times
-            as long; what comes back then says so.
+            as long; the result then says so.
+        run: Which of several runs. A root agent's later runs draw other failures at random; the
+            other stages are asked all their cases each time.
 
     Raises:
         WrongAnswerError: There is nothing that can be attacked. A notebook shows it as a sentence.
@@ -90,20 +92,20 @@ def attack(
     if name == "division":
         return DIVISION.attack(mine, division_cases(), within_s=within_s)
     if name == "root":
-        return attack_root(mine, within_s=within_s)
+        return attack_root(mine, within_s=within_s, run=run)
     raise WrongAnswerError(f"there is no stage {name!r}; choose one of {', '.join(STAGES)}")
 
 
 def withstood(
     mine: object, *, name: str, stage: str, words: str, within_s: float = 100.0
 ) -> Withstood:
-    """Return what an attack on an answer comes to where nothing breaks it.
+    """Attack an answer, and return the result if no case breaks it.
 
     Args:
         mine: The student's.
         name: The variable that holds it.
         stage: What it is attacked as.
-        words: What it has to be, for people.
+        words: What it has to be.
         within_s: As for `attack`.
 
     Raises:

@@ -12,9 +12,8 @@ from gemini_lab.pipeliner.planning import plan_chunks
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.pipeliner.timing import Pipeline, modelled_delay_s
 from gemini_lab.profiler.profile import IdleSpan, Profile
-from gemini_lab_course.attacks.asking import NotOneError
 from gemini_lab_course.attacks.outcome import BesideOurs, StageFault, counted
-from gemini_lab_course.attacks.search import Attacked
+from gemini_lab_course.attacks.search import Attacked, NotOneError
 
 LENGTHS_S: Final = (1.0, 3.5)
 """Of idle spans."""

@@ -1,8 +1,9 @@
-"""`gemini-lab attack`: the ladder of four stages that a reader writes, in a terminal.
+"""`gemini-lab attack`: the ladder of stages that a reader writes, in a terminal.
 
-gemini-lab attack --new FOLDER       write the four files, each with what it is asked
+gemini-lab attack --new FOLDER       write a file for each stage, with what it is asked
 gemini-lab attack 03 placement.py    attack one of them
-gemini-lab attack all FOLDER         attack all four, and print the points
+gemini-lab attack all FOLDER         attack all of them, and print the points
+gemini-lab attack board FOLDER       compare the ladders in a folder
 """
 
 import argparse
@@ -168,7 +169,7 @@ def _write_new(path: Path, part: Part) -> None:
 
 
 def _attacked(part: Part, path: Path, *, runs: int, within_s: int) -> Counterexample | Withstood:
-    """Return what the attack comes to; of several runs the first that breaks it."""
+    """Return the attack's result; of several runs the first that breaks it."""
     try:
         names = runpy.run_path(str(path))
     except OSError as error:
@@ -178,12 +179,12 @@ def _attacked(part: Part, path: Path, *, runs: int, within_s: int) -> Counterexa
     if part.name not in names:
         raise ConfigError(f"{path} has no `{part.name}`; write def {part.name}({part.head})")
     withstood = 0
-    for _ in range(runs):
+    for run in range(runs):
         try:
             with busy(f"attacking {part.file}"):
-                found = attack(names[part.name], stage=part.stage, within_s=within_s)
+                found = attack(names[part.name], stage=part.stage, within_s=within_s, run=run)
         except WrongAnswerError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(f"{path}: {error}") from error
         if not found.holds or not found.is_complete:
             break
         withstood += 1

@@ -6,9 +6,8 @@ from itertools import combinations, product
 from numbers import Integral
 from typing import Final
 
-from gemini_lab_course.attacks.asking import NotOneError
 from gemini_lab_course.attacks.outcome import BesideOurs, StageFault, counted
-from gemini_lab_course.attacks.search import Attacked
+from gemini_lab_course.attacks.search import Attacked, NotOneError
 
 SIZES: Final = {"a": 12, "b": 7, "c": 1}
 """Pieces and their bytes: one that divides, one that leaves a rest, and one of a single byte."""
@@ -121,7 +120,7 @@ def fault(case: DivisionCase, answer: Division) -> StageFault | None:
 
 
 def figures(mine: Callable[[DivisionCase], Division | None]) -> tuple[BesideOurs, ...]:
-    """Return what the largest rank keeps, where a hundred bytes are the same on so many ranks."""
+    """Return what the largest rank keeps of a hundred bytes that several ranks hold alike."""
     found = []
     for ranks in (1, 4):
         case = DivisionCase(held=tuple({"a": 100} for _ in range(ranks)))

@@ -39,7 +39,7 @@ STORAGE: Final = "storage"
 
 
 def draw_counterexample(found: Counterexample) -> Picture:
-    """Return the case, what was answered, and where that breaks."""
+    """Draw the case, the answer, and what is wrong with it."""
     board = Board(
         title=f"Broken: {found.stage}",
         beside=str(found.case),
@@ -68,7 +68,7 @@ def draw_counterexample(found: Counterexample) -> Picture:
 
 
 def draw_withstood(result: Withstood) -> Picture:
-    """Figures of what was attacked, beside the reference's and the optimum's."""
+    """Draw the figures of the attacked function with the reference's and the optimum's."""
     board = Board(
         title=f"Withstood: {result.stage}",
         beside=result.words,
@@ -316,7 +316,7 @@ def draw_story(board: Board, story: Story) -> None:
     board.legend(
         [
             (palette.FAILURE, "a failure"),
-            (palette.BLUE, "the root agent hears, from whom → decides"),
+            (palette.BLUE, "the root agent hears (arrow: from whom) → decides"),
             (palette.ORANGE, "a root agent is elected"),
             (palette.GREEN, "training goes on"),
         ]

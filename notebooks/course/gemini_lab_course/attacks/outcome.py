@@ -1,4 +1,4 @@
-"""What an attack comes to: the smallest case that breaks what was attacked, or its figures."""
+"""The result of an attack: the smallest case that breaks the function, or its figures."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class StageFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideOurs:
-    """One figure of what was attacked, beside the reference's and the optimum's.
+    """One figure of the attacked function, with the reference's and the optimum's.
 
     Attributes:
         what: What is compared, and for which case.
@@ -122,7 +122,7 @@ class Counterexample:
 
     @property
     def placement(self) -> Placement | None:
-        """The placement that is broken, where the answer is one that can be run."""
+        """The broken placement, if the answer is one that can be run."""
         return self.answer if isinstance(self.answer, Placement) else None
 
     @property

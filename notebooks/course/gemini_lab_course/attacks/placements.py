@@ -9,9 +9,8 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement import Placement, best_possible, plan_placement, theorem_gap
 from gemini_lab.placement.own import Holders, read_placement
-from gemini_lab_course.attacks.asking import NotOneError
 from gemini_lab_course.attacks.outcome import BesideOurs, StageFault, counted
-from gemini_lab_course.attacks.search import Attacked
+from gemini_lab_course.attacks.search import Attacked, NotOneError
 
 MOST_NODES: Final = 16
 MOST_REPLICAS: Final = 4

@@ -23,9 +23,8 @@ from gemini_lab.recovery.plan import (
     plan_recovery,
 )
 from gemini_lab.seats import in_order
-from gemini_lab_course.attacks.asking import NotOneError
 from gemini_lab_course.attacks.outcome import BesideOurs, StageFault, counted
-from gemini_lab_course.attacks.search import Attacked
+from gemini_lab_course.attacks.search import Attacked, NotOneError
 
 T = TypeVar("T")
 MOST_NODES: Final = 4

@@ -16,7 +16,6 @@ from gemini_lab.errors import ConfigError
 from gemini_lab_bench.world.schedule import PHASES, ROOT, Happening
 from gemini_lab_bench.world.seeds import smaller_ones
 from gemini_lab_bench.world.world import WorldShape
-from gemini_lab_course.attacks.asking import NOTHING
 from gemini_lab_course.attacks.outcome import (
     BesideOurs,
     Counterexample,
@@ -24,7 +23,7 @@ from gemini_lab_course.attacks.outcome import (
     Withstood,
     counted,
 )
-from gemini_lab_course.attacks.search import Patience
+from gemini_lab_course.attacks.search import NOTHING, Patience
 from gemini_lab_course.attacks.stories import (
     FAILURES,
     NEVER,
@@ -38,7 +37,7 @@ from gemini_lab_course.own_root.process import packed
 from gemini_lab_course.verdict import WrongAnswerError
 
 Failure = tuple[str, *tuple[int, ...]]
-"""What befalls a lab, and whole numbers about it."""
+"""A kind of failure, and whole numbers about it."""
 SMALL: Final = WorldShape(nodes=2, standbys=1, has_tier=False, iterations=4)
 SPARE: Final = WorldShape(nodes=2, standbys=2, has_tier=False, iterations=8)
 RETURN: Final = WorldShape(nodes=3, standbys=1, has_tier=False, iterations=8)
@@ -94,7 +93,7 @@ MANY: Final = 12
 SMALLER_S: Final = 10.0
 """How long to look for something smaller that breaks in the same way."""
 SEEDS: Final = 200
-"""Random schedules."""
+"""Random schedules of a run."""
 SCOPE: Final = f"labs of up to 4 nodes, up to 6 failures at random or {MANY} losses in turn"
 
 
@@ -129,14 +128,23 @@ class RootCase:
         return f"{self.lab}; {', then '.join(self.struck) or 'nothing fails'}"
 
 
-def cases() -> Iterator[RootCase]:
-    """Yield one failure at every moment, then two, then many."""
+def cases(run: int = 0) -> Iterator[RootCase]:
+    """Yield one failure at every moment, then two, then many; in a later run random ones only."""
+    if not run:
+        yield from _in_order()
+    for seed in range(run * SEEDS, (run + 1) * SEEDS):
+        yield _random(seed)
+
+
+def _in_order() -> Iterator[RootCase]:
     yield RootCase(shape=SMALL, schedule=())
     for after_s, (failure, then) in itertools.product(TRAINING, SINGLES):
         yield RootCase(shape=SMALL, schedule=(TRAINS, (after_s, *failure), *then))
     for schedule in _pairs():
         yield RootCase(shape=SMALL, schedule=schedule)
-    for later_s, second in itertools.product(RECOVERING, LOSSES):  # and nobody comes in its place
+    for later_s, second in itertools.product(
+        RECOVERING, LOSSES
+    ):  # no machine replaces the lost one
         alone = TRAINS, (MIDST, *CRASH), (later_s, *second)
         yield RootCase(shape=ALONE, schedule=alone, seed=3)
     for seed, schedule in _silences():
@@ -149,8 +157,6 @@ def cases() -> Iterator[RootCase]:
         yield RootCase(shape=RETURN, schedule=schedule, seed=seed)
     for seed, schedule in _elsewhere():
         yield RootCase(shape=GROUPS, schedule=schedule, seed=seed)
-    for seed in range(SEEDS):
-        yield _random(seed)
 
 
 def _pairs() -> Iterator[tuple[Happening, ...]]:
@@ -232,16 +238,19 @@ def _random(seed: int) -> RootCase:
     return RootCase(shape=shape, schedule=tuple(fates), seed=seed)
 
 
-def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexample | Withstood:
+def attack_root(
+    mine: Callable[..., object], *, within_s: float, run: int = 0
+) -> Counterexample | Withstood:
     """Return the smallest schedule found that breaks `mine`; or what it is worth if none does.
 
     Args:
         mine: Decides, as `lab.train(job, root=mine)` takes it.
         within_s: When to stop looking; see `Patience`.
+        run: As for `attack`.
     """
     make_root = _root_of(mine)
     patience, tried, left = Patience(within_s), 0, 0
-    for case in (in_order := cases()):
+    for case in (in_order := cases(run)):
         if patience.is_over:
             left = 1 + sum(1 for _ in in_order)
             break
@@ -274,7 +283,7 @@ def _root_of(mine: Callable[..., object]) -> MakeRoot:
 def _counterexample(case: RootCase, story: Story, *, tried: int) -> Counterexample:
     struck = [each for each in story.moments if each.kind == "failure"]
     last = max((i for i, one in enumerate(struck) if one.text != FAILURES["thaw"]), default=-1)
-    counted_in = struck[: last + 1]  # who is back only at the end is no part of what broke it
+    counted_in = struck[: last + 1]  # a return at the very end did not break it
     case = replace(case, struck=tuple(f"{each.node} {each.text}" for each in counted_in))
     lost = tuple(each.node for each in struck if each.text == FAILURES["kill"])
 

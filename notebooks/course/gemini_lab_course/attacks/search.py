@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
+from gemini_lab.lab.submission import ONE_S, TooLong, limit
 from gemini_lab.placement.own import by_name, takes
-from gemini_lab_course.attacks.asking import Asked, ask
 from gemini_lab_course.attacks.outcome import (
     BesideOurs,
     Case,
@@ -14,12 +14,52 @@ from gemini_lab_course.attacks.outcome import (
     StageFault,
     Withstood,
 )
+from gemini_lab_course.cells import in_short
 
 C = TypeVar("C", bound=Case)
 A = TypeVar("A")
 BUSY: Final = 5.0
-"""How much longer a search may take where others have the processor, too."""
-FICKLE: Final = "asked the same again, it answers something else: who asks next goes by another one"
+"""How many times longer a search may take when other programs use the processor."""
+FICKLE: Final = "asked the same again, it answers something else"
+
+Asked = Callable[[Mapping[str, object]], object]
+"""Gives an answer for some arguments."""
+NOTHING: Final = "there is no answer: it returns nothing"
+
+
+class NotOneError(Exception):
+    """An answer is not of the form that its stage has; the message says what is."""
+
+
+def ask(
+    mine: Asked,
+    arguments: Mapping[str, object],
+    *,
+    read: Callable[[object], A],
+    limit_s: float = ONE_S,
+) -> tuple[A | None, StageFault | None]:
+    """Return the answer as `read` gives it, or what kept it from being one.
+
+    Args:
+        mine: What is asked; see `gemini_lab.placement.own.by_name`.
+        arguments: What it is asked with.
+        read: Brings an answer into the stage's own form; `NotOneError` says that it is none.
+        limit_s: For the answer, and for reading it: it may be a generator.
+    """
+    try:
+        with limit(limit_s):
+            answer = mine(arguments)
+            if answer is None:
+                return None, StageFault(why=NOTHING)
+            return read(answer), None
+    except TooLong:
+        return None, StageFault(why=f"there is no answer after {limit_s:g} s")
+    except NotOneError as error:
+        return None, StageFault(why=str(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever a stage of others raises
+        return None, StageFault(why=f"it raises {in_short(error)}")
 
 
 class Patience:
@@ -64,7 +104,7 @@ class Attacked(Generic[C, A]):
     figures: Callable[[Callable[[C], A | None]], tuple[BesideOurs, ...]]
 
     def judge(self, case: C, mine: Asked, *, tried: int) -> Counterexample | None:
-        """Return what `mine` makes of a case, where that is wrong; it is asked twice."""
+        """Ask `mine` a case twice, and return what is wrong; `None` if nothing is."""
         answer, fault = self._asked(case, mine)
         if fault is None:
             second, fault = self._asked(case, mine)

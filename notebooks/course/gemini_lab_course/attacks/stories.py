@@ -192,7 +192,7 @@ def in_words(broken: str) -> str:
             "exists, or may come back"
         )
     if broken.startswith("the root waits, but the last it said"):
-        return "it waits, and nobody learns for what: after it was elected it did not say `Wait`"
+        return "it waits without a reason: after it was elected it did not say `Wait`"
     return broken.removeprefix("a healthy run fails: ")
 
 

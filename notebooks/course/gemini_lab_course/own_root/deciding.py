@@ -1,7 +1,7 @@
-"""What `decide` is told and what it answers: the words of a root agent of one's own.
+"""The events that `decide` is told and the actions that it answers.
 
-`lab.train(job, root=decide)` has it called as `decide(state, event, cluster)` for each thing that
-happens from a failure until training goes on; see `GuidedRoot`.
+`lab.train(job, root=decide)` calls it as `decide(state, event, cluster)` for each event from a
+failure until training goes on; see `GuidedRoot`.
 """
 
 import json
@@ -32,7 +32,7 @@ class Kept(NamedTuple):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Training stands still, or what is being done about that came to nothing.
+    """Training stands still, or a recovery from that failed.
 
     Attributes:
         cause: How it was noticed, such as `"node_lost"`, `"worker_exited"` or `"root_lost"`.
@@ -63,7 +63,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What is waited for will not come: a silent node is dead, or a person gave it up."""
+    """A silent node will not return: it is dead, or the user gave it up."""
 
 
 Event = Failed | Joined | Fenced | Told | Changed
@@ -103,9 +103,9 @@ class Cluster:
             trained on another one, cannot be loaded.
         living: The nodes that are connected, standbys among them.
         silent: Nodes that went without a sign that their memory is gone: they may come back.
-        newest: The newest version that is known to have been whole, 0 for none; `None` where a
-            root agent fell silent together with nodes, so that nobody knows.
-        has_given_up: Whether a person would rather go on than wait for who is silent.
+        newest: The newest version that is known to have been whole, 0 for none; `None` if a
+            root agent fell silent together with nodes, so that it is unknown.
+        has_given_up: Whether the user would rather go on than wait for silent nodes.
     """
 
     members: tuple[str | None, ...]

@@ -1,4 +1,4 @@
-"""A root agent whose recoveries somebody else decides: `lab.train(job, root=decide)`.
+"""A root agent whose recoveries a user's function decides: `lab.train(job, root=decide)`.
 
 What a root agent does besides, such as beginning a job, following its progress and ending it, the
 lab's own `RootAgent` does. After a failure `decide(state, event, cluster)` is asked: once for each
@@ -51,7 +51,7 @@ from gemini_lab_course.own_root.deciding import (
 ASKING: Final = frozenset({"fencing", "inventory", "waiting"})
 """The phases of a recovery in which nothing is started yet."""
 SILENCE_S: Final = 10.0
-"""After so long without a word of `decide`, and with nobody left to answer, people are told."""
+"""If `decide` did nothing and no answer is missing, the log says so after this time."""
 
 
 class GuidedLifecycle(Lifecycle):
@@ -100,12 +100,12 @@ class GuidedLifecycle(Lifecycle):
             yield from self.ask_guide(at_s, Told(node=node, copies=kept))
 
     def give_up(self, at_s: float, ending: RunFailed, *, cause: str) -> Iterator[Instruction]:
-        """At once: what is asked of whom, to save something first, is the function's word."""
+        """End the run at once: only the function may ask agents to save something first."""
         del cause
         yield from self.ending.end(at_s, ending)
 
     def decide(self, at_s: float, plan: RecoveryPlan | None = None) -> Iterator[Instruction]:
-        """Yield where the lab's own root agent would look at its plan again."""
+        """Ask `decide` when the lab's own root agent would look at its plan again."""
         if self.is_guided:
             yield from self.ask_guide(at_s, Changed())
         else:
@@ -128,12 +128,12 @@ class GuidedLifecycle(Lifecycle):
         if at_s - since_s > SILENCE_S:
             self._idle = None
             yield self.waiting_event(
-                f"root= answered nothing to {told(event)}, and nobody has anything more to say; "
+                f"root= answered nothing to {told(event)}, and no more answers will come; "
                 "lab.run.stop() ends the run"
             )
 
     def _is_to_hear_more(self) -> bool:
-        """Return whether somebody who was asked has yet to answer."""
+        """Return whether an agent that was asked has yet to answer."""
         answered = {"fencing": self._has_fenced, "inventory": self.run.inventory.keys()}
         return not self.run.living.keys() <= answered.get(
             self.run.state.phase, self.run.living.keys()
@@ -142,7 +142,7 @@ class GuidedLifecycle(Lifecycle):
     # -- what it says, and how that is done ------------------------------------------------------
 
     def ask_guide(self, at_s: float, event: Event) -> Iterator[Instruction]:
-        """Ask `decide`; a run whose root agent makes no sense ends, and says so."""
+        """Ask `decide`, and do what it answers; an answer without sense ends the run."""
         kept: dict[str, object] = json.loads(self.run.state.setup.own or "{}")
         try:
             actions = as_actions(self.guide(kept, event, self._cluster()))
@@ -228,7 +228,7 @@ class GuidedLifecycle(Lifecycle):
         return plan
 
     def _lacking(self, version: int | None) -> str:
-        """Return why a version is not whole on those who train."""
+        """Return why a version is not whole on the nodes that train."""
         members, keeps = self._members(), self._keeps()
         held = [c for c in self._good_copies() if c.version == version and c.node in members]
         shards: defaultdict[Lineage, set[int]] = defaultdict(set)
@@ -271,7 +271,7 @@ class GuidedLifecycle(Lifecycle):
 
 
 class GuidedAgents(Agents):
-    """Agents of whose coming and going `decide` hears."""
+    """Agents; `decide` is told which of them join and leave."""
 
     lifecycle: GuidedLifecycle
 

@@ -1,9 +1,8 @@
-"""How a root agent of the user's own comes to the nodes, and is kept from holding them up.
+"""The user's root agent on a node: sent by value, and called in a process of its own.
 
-What `lab.train(job, root=decide)` is given is pickled by value, with what it uses of its notebook,
-and goes with the job's order, which counts only where the lab's token proves it. Whichever node is
-root has it called in a process of its own. That is killed where it takes too long, be it in the
-midst of somebody's C code, and the agent's own loop goes on meanwhile.
+`lab.train(job, root=decide)` pickles the function by value, with what it uses of its notebook. It
+goes with the job's order, which the lab's token proves. The root's node calls it in a process that
+is killed when it takes too long, even inside C code. The agent's own loop goes on meanwhile.
 
 The process is `python -m gemini_lab_course.own_root.process FD`: it reads the function, then
 answers one event after the other, until the other end is closed.
@@ -236,7 +235,7 @@ class OwnProcess:
         return answer.actions
 
     def end(self) -> None:
-        """End the process, and all that it has started; whoever waits for an answer gets none."""
+        """End the process, and all that it has started; a caller that waits gets no answer."""
         self._has_ended = True
         while not self._turn.acquire(timeout=LOOK_S):
             self._signal()
@@ -260,7 +259,7 @@ class OwnProcess:
         self._channel.send(Guide(packed=self._text))
 
     def _ask(self, question: GuideQuestion) -> GuideAnswer | None:
-        """Return the answer; `None` where the process is gone.
+        """Return the answer; `None` if the process is gone.
 
         Raises:
             GuideError: It takes too long.
