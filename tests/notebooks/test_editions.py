@@ -258,17 +258,6 @@ def test_labs_that_start_nothing_run_where_no_training_library_is_installed(sour
     subprocess.run([sys.executable, "-W", "ignore", script], cwd=tmp_path, check=True, timeout=300)
 
 
-def test_the_students_edition_runs_to_its_end_without_an_answer(tmp_path):
-    """One is run for all: that only checks need an answer is read from each one's cells above."""
-    notebook = read(ALONE[0])
-    execute(notebook, tmp_path)
-    checks = tagged(notebook, "check")
-    assert ["no answer yet" in "".join(verdict_of(check)) for check in checks] == [True] * len(
-        checks
-    )
-    assert notebook.cells[-1].cell_type == "markdown" or notebook.cells[-1].execution_count
-
-
 def processes_in(folder: Path) -> list[psutil.Process]:
     """Processes that were started in `folder`, as all of a notebook's are, and do not end."""
     found = []

@@ -48,10 +48,10 @@ def reasons(story):
     [
         (
             (Failed,),
-            "root= answered nothing to Failed(worker_exited), and no more answers will come",
+            "root= answered nothing to Failed(worker_exited), and all nodes have answered",
         ),
-        ((Fenced,), "root= answered nothing to Fenced(node-4), and no more answers will come"),
-        ((Told,), "root= answered nothing to Told(node-4: nothing), and no more answers will come"),
+        ((Fenced,), "root= answered nothing to Fenced(node-4), and all nodes have answered"),
+        ((Told,), "root= answered nothing to Told(node-4: nothing), and all nodes have answered"),
     ],
     ids=["at the failure", "when all are fenced", "when all have told"],
 )

@@ -128,7 +128,7 @@ class GuidedLifecycle(Lifecycle):
         if at_s - since_s > SILENCE_S:
             self._idle = None
             yield self.waiting_event(
-                f"root= answered nothing to {told(event)}, and no more answers will come; "
+                f"root= answered nothing to {told(event)}, and all nodes have answered; "
                 "lab.run.stop() ends the run"
             )
 
