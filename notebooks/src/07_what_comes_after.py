@@ -218,34 +218,6 @@ waits.came_out(f"{ratio(gemini, 4):.0%}")
 # failures are further apart than deliveries.
 #
 # </details>
-#
-# ## Exercise 2
-# A replacement takes eight hours. How many standbys, at least, make Gemini as good as shrinking?
-
-
-# %%
-def with_standbys(count):
-    return ratio(gemini, 8, standbys=count)
-
-
-# %%
-as_shrinking = ratio(shrink, 8)
-print(f"shrinking: {as_shrinking:.2%} of the year (simulated)")
-
-
-# %% tags=["exercise"]
-# Your answer: a whole number. `with_standbys(0)` tries one.
-standbys_needed = None
-### BEGIN SOLUTION
-standbys_needed = next(n for n in range(nodes) if with_standbys(n) >= as_shrinking)
-### END SOLUTION
-
-# %% tags=["check"]
-from gemini_lab_course import Verdict, lab_07
-
-with Verdict() as say:
-    years = {"reached": with_standbys, "wanted": as_shrinking, "nodes": nodes}
-    say(lab_07.exercise_2(standbys_needed, **years))
 
 # %% [markdown]
 # ## 5. For real

@@ -1,8 +1,8 @@
-"""Lab 07: the slowest link and the fewest standbys for the reader's cluster."""
+"""Lab 07: the slowest link that sends a third copy for free."""
 
 from collections.abc import Callable
 
-from gemini_lab_course.verdict import need, number, whole_number
+from gemini_lab_course.verdict import need, number
 
 
 def exercise_1(slowest: object, *, delay_s: Callable[[float], float], free_s: float) -> str:
@@ -25,28 +25,3 @@ def exercise_1(slowest: object, *, delay_s: Callable[[float], float], free_s: fl
     is_fast = f"{rate:.4g} Gbit/s are free, but so is a slower link"
     need(delay_s(0.9 * rate) >= free_s, is_fast, hint=hint)
     return f"right: {rate:.0f} Gbit/s (model)"
-
-
-def exercise_2(
-    standbys_needed: object, *, reached: Callable[[int], float], wanted: float, nodes: int
-) -> str:
-    """Judge the smallest number of standbys that reaches an effective ratio.
-
-    Args:
-        standbys_needed: The student's.
-        reached: The effective ratio with so many standbys.
-        wanted: The ratio to reach.
-        nodes: Machines in the cluster.
-
-    Raises:
-        WrongAnswerError: It is no whole number, does not reach it, or is not the smallest.
-    """
-    count = whole_number(standbys_needed, name="standbys_needed")
-    need(0 <= count <= nodes, f"between 0 and {nodes} standbys can wait, not {count}")
-    ratio = reached(count)
-    hint = "Try `with_standbys` from 0 on: each one more helps less than the one before."
-    is_less = f"{ratio:.2%} with {count}, and shrinking reaches {wanted:.2%}"
-    need(ratio >= wanted, is_less, hint=hint)
-    fewer = reached(count - 1) if count else 0.0
-    need(fewer < wanted, f"{count} are enough, but so are fewer", hint=hint)
-    return f"right: {count}, {ratio:.2%} against {wanted:.2%} (simulated)"
