@@ -18,7 +18,7 @@ from gemini_lab.display import busy, picture, readable, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.limits import whole
 from gemini_lab_course.attacks import attack, compared
-from gemini_lab_course.attacks.outcome import Counterexample, Withstood
+from gemini_lab_course.attacks.outcome import Counterexample, Withstood, counted
 from gemini_lab_course.cells import in_short
 from gemini_lab_course.verdict import WrongAnswerError
 
@@ -110,7 +110,7 @@ def command(arguments: Sequence[str]) -> int:
             _write_new(options.new / each.file, each)
         return 0
     if options.lab is None or options.path is None:
-        raise ConfigError("attack needs a lab and a file: gemini-lab attack 03 placement.py")
+        raise ConfigError("needs a lab and a file: gemini-lab attack 03 placement.py")
     if options.lab == "board":
         return _board(options.path, within_s=options.within)
     if options.lab == "all":
@@ -196,7 +196,7 @@ def _attacked(part: Part, path: Path, *, runs: int, within_s: int) -> Counterexa
 
 def _say(found: Counterexample | Withstood) -> None:
     if isinstance(found, Counterexample):
-        tell(f"broken, after {found.tried:,} smaller cases:\n  {found.words}")
+        tell(f"broken, after {counted(found.tried, 'smaller case')}:\n  {found.words}")
         tell(f"asked with: { {name: str(one) for name, one in found.case.arguments.items()} }")
     else:
         tell(f"{'withstood' if found.is_complete else 'not tried to the end'}: {found.words}")

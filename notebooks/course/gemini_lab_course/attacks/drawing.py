@@ -23,7 +23,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.placement import Placement
 from gemini_lab_course.attacks.chunks import ChunkCase
-from gemini_lab_course.attacks.outcome import BesideOurs, Counterexample, Withstood
+from gemini_lab_course.attacks.outcome import BesideOurs, Counterexample, Withstood, counted
 from gemini_lab_course.attacks.placements import PlacementCase
 from gemini_lab_course.attacks.recoveries import NEW, OLD, RecoveryCase
 from gemini_lab_course.attacks.roots import RootCase
@@ -47,7 +47,7 @@ def draw_counterexample(found: Counterexample) -> Picture:
     )
     board.notes([found.fault.why], colour=palette.FAILURE, size=14)
     if found.tried:
-        board.notes([f"{found.tried:,} smaller cases went well."])
+        board.notes([f"{counted(found.tried, 'smaller case')} went well."])
     board.y += 6
     match found.case, found.answer:
         case PlacementCase(), Placement(holders=holders):
