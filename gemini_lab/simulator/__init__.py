@@ -5,7 +5,7 @@
     what is given   workload, with traffic, by the names of the catalog; policy, and as policies
                     peers; times, which logs teach
     what breaks     outages (drawn, or of an own cluster's trace)
-    one run         training, by recovering and striking, on a run_state: machines (their seats and
+    one run         training, by recovering, on a run_state: machines (their seats and
                     copies), segments (without failures), durations (of recoveries)
     what comes out  outcome; recorder tells it in a real run's events
 

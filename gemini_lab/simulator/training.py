@@ -2,13 +2,15 @@
 
 Only these are events; what training does between two of them is computed (`TrainingSegment`), and
 a recovery looks at the groups that lost something (`SimulatedCluster`). So 30 days of 10,000
-machines take seconds. What fails is in `striking`, how it comes back in `recovering`.
+machines take seconds. How a run comes back is in `recovering`.
 """
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import simpy
 
+from gemini_lab.log.events import NodeLost
 from gemini_lab.placement import Placement
 from gemini_lab.simulator.durations import ANNOUNCED
 from gemini_lab.simulator.outages import Outage
@@ -18,7 +20,6 @@ from gemini_lab.simulator.recorder import RunRecorder
 from gemini_lab.simulator.recovering import Recovering
 from gemini_lab.simulator.run_state import RunState, Waits, Word
 from gemini_lab.simulator.segments import TrainingSegment
-from gemini_lab.simulator.striking import Striking
 from gemini_lab.simulator.workload import Workload
 
 Cause = Outage | Word
@@ -39,7 +40,7 @@ class Training:
     ) -> None:
         self.run = RunState(workload, policy, placement, seed=seed, recorder=recorder)
         self._iterations = iterations
-        self._striking, self._recovering = Striking(self.run), Recovering(self.run)
+        self._recovering = Recovering(self.run)
         self._by_iteration: list[Outage] = []
 
     def outcome(self, outages: Sequence[Outage], *, longest_s: float) -> Outcome:
@@ -55,7 +56,7 @@ class Training:
             key=lambda outage: outage.iteration or 0.0,
         )
         run.trainer = run.env.process(self._run())
-        run.env.process(self._striking.strike_all([o for o in outages if o.iteration is None]))
+        run.env.process(self._strike_all([o for o in outages if o.iteration is None]))
         run.env.run(until=run.env.any_of([run.trainer, run.env.timeout(longest_s)]))
         versions = self._close()
         return Outcome(
@@ -126,7 +127,7 @@ class Training:
                 return came
             if isinstance(cause, Outage):
                 self._by_iteration.remove(cause)
-                cause = self._striking.strike(cause)
+                cause = self._strike(cause)
             if cause is not None:
                 return cause
 
@@ -151,3 +152,35 @@ class Training:
                 run.cluster.persisted = stored
         if run.recorder:
             run.recorder.training(segment, run.env.now - elapsed_s, elapsed_s)
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _strike_all(self, outages: Sequence[Outage]) -> Waits:
+        """Strike each at its time, as a process; they are in order of it."""
+        env, began_s = self.run.env, self.run.durations.first_start_s
+        for outage in outages:
+            yield env.timeout(max(0.0, began_s + outage.at_s - env.now))
+            if (struck := self._strike(outage)) is not None:
+                self.run.interrupt(struck)
+
+    def _strike(self, outage: Outage) -> Outage | None:
+        """Break what the outage names, as far as it is there; return what training stops for."""
+        run = self.run
+        struck = [p for p in outage.positions if run.cluster.is_up(p)]
+        if not struck:
+            return None
+        can_move = run.segment is not None and outage.kind in {"gpu", "hardware"}
+        if can_move and run.durations.is_announced():
+            outage = replace(outage, kind="gpu", failure=ANNOUNCED)
+        run.failures += 1
+        run.struck["failures"] += 1
+        if run.followed is not None:
+            for position in struck:
+                run.followed.failed(position, run.env.now)
+        if outage.kind != "software":
+            run.struck["nodes"] += len(struck)
+            run.unordered += len(struck)
+            for position in struck:
+                name = run.cluster.lose(position, memory=outage.kind != "gpu")
+                run.say(NodeLost(name=name, cause=outage.cause))
+        return outage
