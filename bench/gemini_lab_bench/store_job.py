@@ -36,12 +36,7 @@ PIECE_BYTES: Final = 64 * KIB
 
 
 class SlowStore:
-    """A folder in memory to which bytes take as long as to a shared store of some rate.
-
-    Args:
-        folder: Where it lies.
-        bytes_per_s: Of all ranks together.
-    """
+    """A folder in memory to which bytes take as long as to a shared store of some rate."""
 
     def __init__(self, folder: Path, *, bytes_per_s: float) -> None:
         self._folder = folder

@@ -333,13 +333,7 @@ class AllNodesLost:
         self._has_asked = False
 
     def look(self, *, is_connected: bool, is_coming: bool, is_empty: bool) -> Verdict:
-        """Return what to do now; called every `LOOK_S`.
-
-        Args:
-            is_connected: Whether any agent is connected.
-            is_coming: Whether a machine is on its way, which may take long.
-            is_empty: Whether the store answers and names no agent.
-        """
+        """Return what to do now; called every `LOOK_S`."""
         if is_connected:
             self._alone_s, self._has_asked = 0.0, False
             return "wait"

@@ -17,12 +17,7 @@ LEASE_S: Final = 15
 
 
 class Announcement:
-    """The lab's key.
-
-    Args:
-        store: The lab's.
-        record: What it says of itself there.
-    """
+    """The lab's key."""
 
     def __init__(self, store: SealedStore, record: LabRecord) -> None:
         self._store = store

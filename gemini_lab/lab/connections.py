@@ -103,11 +103,7 @@ class AgentConnections:
         self._spawn(self._listen(name, channel))
 
     async def acknowledge(self, settle: Callable[[], None]) -> None:
-        """Tell agents what is on disk, so that they need not keep it; goes on for ever.
-
-        Args:
-            settle: Returns when what was heard is on the disk itself; called beside the thread.
-        """
+        """Tell agents what is on disk, so that they need not keep it; goes on for ever."""
         told: dict[Channel, int] = {}
         while True:
             taken = self._taken.copy()

@@ -60,10 +60,6 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
 
     What was started is ended again if the rest does not start.
 
-    Args:
-        config: The lab.
-        wanted: The run.
-
     Returns:
         The run's folder: what opens the run lies there.
 

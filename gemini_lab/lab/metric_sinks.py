@@ -61,11 +61,7 @@ class CurvePoints:
 
 
 class TensorBoard:
-    """Writes curves by iteration into `folder`, one event file.
-
-    Args:
-        folder: What `tensorboard --logdir` is pointed at, or below it.
-    """
+    """Writes curves by iteration into `folder`, one event file."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # only where asked for
@@ -87,10 +83,6 @@ class Wandb:
     """Logs curves by iteration to a run of Weights & Biases.
 
     Account, mode (`WANDB_MODE=offline`) and folder come from its own settings.
-
-    Args:
-        run: The run's name, also there.
-        project: The project; by default W&B's own choice.
     """
 
     def __init__(self, run: str, project: str = "") -> None:
@@ -173,12 +165,7 @@ def is_installed(package: str) -> bool:
 
 
 class Sender:
-    """Brings what is new in a run's log to its sinks, on a thread of its own.
-
-    Args:
-        run: The run; no other caller asks it.
-        opens: Open the sinks, by the words that named them.
-    """
+    """Brings what is new in a run's log to its sinks, on a thread of its own."""
 
     def __init__(self, run: LogFollower, opens: Mapping[str, Callable[[], Sink]]) -> None:
         # Those that could not be opened, or whose newest snapshot did not get there.
@@ -335,9 +322,7 @@ def _taken(address: str, port: int, error: Exception) -> LaunchError:
 def telling(run: HasFolder, places: Sequence[str]) -> Iterator[None]:
     """Tell the metrics of a run whose log is here until the block ends.
 
-    Args:
-        run: The run.
-        places: Where to: `[ADDRESS:]PORT` is served, all else sent; see `PACKAGES`.
+    Of `places`, `[ADDRESS:]PORT` is served, and to all else they are sent; see `PACKAGES`.
 
     Raises:
         ConfigError: There is no such place, or what it needs is not installed.

@@ -30,7 +30,6 @@ class Otlp:
     """Sends a run's newest metrics every `EVERY_S`, and its last ones.
 
     Args:
-        run: The run's name; it is the `service.instance.id`.
         endpoint: The receiver's URL; `/v1/metrics` is added where it has no path. By default what
             the environment says, or a collector on this machine.
     """

@@ -139,10 +139,6 @@ class CellBar:
     """A bar below a cell, which goes on while other cells run.
 
     It is plain HTML, so a saved notebook keeps it as it was last.
-
-    Args:
-        handle: What stands below the cell.
-        total: The run's iterations, where that is known.
     """
 
     def __init__(self, handle: Handle, total: int | None) -> None:
@@ -276,13 +272,7 @@ class TracebackFilter:
 
 
 class Shown:
-    """A run that is shown from now on.
-
-    Args:
-        run: The run.
-        total: Its iterations, the bar's full length.
-        show_output: Whether to show what rank 0 prints.
-    """
+    """A run that is shown from now on."""
 
     def __init__(self, run: FollowableRun, *, total: int | None, show_output: bool) -> None:
         self._run = run

@@ -60,14 +60,7 @@ class Roster:
 def why_not_ready(
     living: Sequence[str], ready: Collection[str], wanted: int, *, waited_s: float
 ) -> str:
-    """Return in words what a lab's nodes lack, and what to do.
-
-    Args:
-        living: Those whose agents live.
-        ready: Those of them that have imported what workers need.
-        wanted: How many there are to be, standbys included.
-        waited_s: For how long that was waited for.
-    """
+    """Return in words what a lab's nodes lack, and what to do."""
     importing = [name for name in living if name not in ready]
     lacks = [f"{listed(importing)} still import{'s'[len(importing) > 1 :]}"] if importing else []
     if (missing := wanted - len(living)) > 0:

@@ -61,8 +61,6 @@ class Run(FollowedRun):
     """A job under way, or one that is over; its log is in `folder`.
 
     Args:
-        origin: What it is.
-        owner: Whose nodes it is on.
         log: Where its log goes on, if it was taken over; by default it begins.
 
     Attributes:
@@ -371,12 +369,7 @@ KEPT: Final = 3  # older files of a rank
 
 
 class OutputFiles:
-    """The files of one run.
-
-    Args:
-        folder: Where they lie; it is made when there is something to write.
-        most_bytes: How large one may grow.
-    """
+    """The files of one run."""
 
     def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most_bytes = folder, most_bytes

@@ -71,10 +71,7 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
 def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Members:
     """Return an etcd on loopback; for other machines, on the first three of them, or on this one.
 
-    Args:
-        hosts: The lab's machines; none: this one.
-        prefix: Of the lab's keys.
-        undo: Ends an etcd on this machine, or waits for one on three: it ends with the lab's key.
+    `undo` ends an etcd on this machine, or waits for one on three, which ends with the lab's key.
     """
     if not hosts.names:
         return undo.enter_context(start_etcd(LOOPBACK, prefix))

@@ -122,9 +122,7 @@ class Submission:
     def order(self, *, number: int, shared: Path | None) -> JobOrder:
         """Return the order to the root agent.
 
-        Args:
-            number: Counts the lab's runs.
-            shared: The run's folder, if all nodes see it: a persistent tier can be there.
+        `shared` is the run's folder if all nodes see it: a persistent tier can be there.
         """
         order = JobOrder(
             number=number,

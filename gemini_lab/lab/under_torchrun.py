@@ -31,10 +31,6 @@ LOOK_S: Final = 0.2
 def start_with_keeper(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a command; SIGTERM, or the end of this process, ends it with all that it has started.
 
-    Args:
-        command: Its words.
-        **options: As `subprocess.Popen` takes them.
-
     Returns:
         The keeper. Its exit status is that of the command; if a signal ended that, 128 and more.
     """
@@ -53,14 +49,7 @@ def end_keepers(keepers: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 class UnderTorchrun:
-    """A script under one torchrun for each node, all on this machine, while this is open.
-
-    Args:
-        job: The script.
-        nodes: How many torchruns.
-        workers_per_node: Processes that each starts.
-        folder: Has what they print.
-    """
+    """A script under one torchrun for each node, all on this machine, while this is open."""
 
     def __init__(self, job: Job, *, nodes: int, workers_per_node: int, folder: Path) -> None:
         with socket.socket() as found:
@@ -135,12 +124,7 @@ def _clear_locks() -> None:
 
 
 def keep(parent: int, command: Sequence[str]) -> int:
-    """Run a command until it or its starter ends; then end what it has started.
-
-    Args:
-        parent: The process that started this one.
-        command: Its words.
-    """
+    """Run a command until it or its starter ends; then end what it has started."""
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     code = 128 + signal.SIGKILL

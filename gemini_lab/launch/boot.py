@@ -131,9 +131,6 @@ class Ranks:
 
     Anybody who reaches MPI's ports may send to them, so nothing that comes is unpickled, as mpi4py
     does with what its lower-case calls bring.
-
-    Args:
-        mpi: The module of mpi4py, initialised.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -208,9 +205,7 @@ def wait_asleep(look: Callable[[], Any]) -> Any:
 def hand_out(world: Ranks, parts: Callable[[list[str]], Sequence[bytes]] | None) -> bytes:
     """Send each rank its own part, sealed for it alone; return this rank's.
 
-    Args:
-        world: All ranks.
-        parts: Each rank's, of the machines on which the ranks are; on rank 0, `None` on the others.
+    On rank 0, `parts` makes each rank's part, given the machines of the ranks.
     """
     own_key = PrivateKey.generate()
     world.send(bytes(own_key.public_key) + machine_identity().encode(), to=0)
@@ -238,10 +233,7 @@ def shared_machine(
 ) -> SharedMachine | None:
     """Return hosts that are one machine under several names, if any are.
 
-    Args:
-        hosts: The host of each rank, as it was called.
-        machines: The identity of the machine on which each rank is.
-        taken: The same of agents that were started before: how the host of a machine was called.
+    `taken` maps machines with an agent to the host names by which these were started.
     """
     names: dict[str, list[str]] = {machine: [name] for machine, name in taken.items()}
     for name, machine in zip(hosts, machines, strict=False):

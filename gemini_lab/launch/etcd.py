@@ -155,9 +155,7 @@ def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
     From its first moment on, it refuses all clients without a certificate of its authority, and all
     peers, of which it has none.
 
-    Args:
-        host: The address on which agents reach it; loopback unless the lab spans machines.
-        prefix: Of its lab's keys.
+    Agents reach it at `host`: loopback, unless the lab spans machines.
 
     Raises:
         LaunchError: There is no etcd, or it does not start.
@@ -219,11 +217,6 @@ def wait_until_ready(
 ) -> None:
     """Wait until an etcd answers.
 
-    Args:
-        address: Where it is to be.
-        what: It, in words.
-        may_come: Whether it is worth waiting.
-
     Raises:
         LaunchError: It did not answer in time, or is not to come any more.
     """
@@ -246,9 +239,6 @@ def own_address(
 ) -> EtcdAddress:
     """Return how agents reach an etcd of a lab's own: its endpoints, and a certificate for them.
 
-    Args:
-        endpoints: `host:port` of each member.
-        authority: Signs the certificates of members and clients.
-        is_followed: Whether its members may change.
+    If `is_followed`, its members may change.
     """
     return EtcdAddress(endpoints=tuple(endpoints), own=authority.certify(), is_followed=is_followed)

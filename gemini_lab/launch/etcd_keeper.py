@@ -180,10 +180,7 @@ class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def start_keeper(member: MemberProcess, prefix: str, held: int) -> subprocess.Popen[bytes]:
     """Start a keeper of this member, in a session of its own; its input is a pipe.
 
-    Args:
-        member: What it keeps.
-        prefix: Of its lab's keys.
-        held: The descriptor that holds the folder; it is the keeper's from here on.
+    The descriptor `held`, which holds the folder, is the keeper's from here on.
     """
     folder = Path(member.folder)
     try:
@@ -273,11 +270,7 @@ class _Lab:
         self._looked_s = -AGENTS_LOOK_S
 
     def lasts(self, *, is_over: bool) -> bool:
-        """Return whether the keeper is to stay.
-
-        Args:
-            is_over: Whether an agent has said that the lab is over.
-        """
+        """Return whether the keeper is to stay."""
         are_here = self._are_agents_here()
         names = None if are_here or is_over else self._names()
         now_s = time.monotonic()
@@ -322,7 +315,6 @@ class LabEnd:
     """A keeper's decision when to end, by what it hears of its lab a few times a second.
 
     Args:
-        now_s: Of a monotonic clock, as all its times.
         has_begun: Whether the lab's key stands already; else it is to come.
     """
 

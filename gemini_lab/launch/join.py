@@ -149,11 +149,8 @@ def find_lab(
 def take_name(store: EtcdStore, host: str, *, machine: str = "", first: int = 0) -> str:
     """Return a name that no node of the lab has had; it is this host's from now on.
 
-    Args:
-        store: The lab's.
-        host: This machine's name.
-        machine: Its id, as its starter calls it; by default its name.
-        first: The number to try first, if the agents' starter counts them.
+    `machine` is this host's id for its starter; by default its name. The number `first` is tried
+    first.
     """
     place = NamePlace(host=host, machine=machine or host, nonce=secrets.token_hex(8))
     claim = msgspec.json.encode(place).decode()

@@ -84,10 +84,6 @@ class Hosts:
     def read(cls, lines: Sequence[str], *, said_in: str = "hosts=") -> "Hosts":
         """Return the same of lines, or of names, that stand elsewhere.
 
-        Args:
-            lines: As in a hostfile.
-            said_in: Where, for errors.
-
         Raises:
             ConfigError: None of them names a host, or one is no host.
         """

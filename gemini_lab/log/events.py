@@ -679,9 +679,7 @@ class Collectives(OfWorker, frozen=True, kw_only=True):
     def of(cls, calls: Iterable[Call], **said: Any) -> Self:
         """The event of these calls, in the order of calling.
 
-        Args:
-            calls: Times are rounded to microseconds.
-            said: The other fields.
+        Times are rounded to microseconds; `said` has the other fields.
         """
         kinds: dict[tuple[str, int], int] = {}
         order, gaps_us, durations_us, last_us = [], [], [], 0

@@ -253,9 +253,7 @@ def read_line(line: bytes) -> Entry | None:
 def read_log(path: Path, *, seen: Callable[[int], object] | None = None) -> Iterator[Entry]:
     """The entries of the log at `path`; a last line that was cut short by a crash is left out.
 
-    Args:
-        path: The log.
-        seen: Called with the bytes of each line before it is read.
+    `seen` is called with the bytes of each line before it is read.
 
     Raises:
         EventError: A line is not an event; the message has its number.
@@ -322,10 +320,7 @@ def _shown(line: bytes) -> str:
 def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
     """The folder of a run.
 
-    Args:
-        run: A run's folder, the log in it, its name below `below`, or `"latest"` for the newest
-            one there.
-        below: Where runs keep their logs.
+    `run` is its folder, the log in it, its name below `below`, or `"latest"` for the newest there.
 
     Raises:
         ConfigError: No log is there, or what is there is none.
@@ -355,9 +350,7 @@ def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
 def find_log(run: str, *, below: Path = RUNS_FOLDER) -> Path:
     """The log of a run.
 
-    Args:
-        run: As `find_run` takes it, or a log by any other name, such as a simulation's saved one.
-        below: Where runs keep their logs.
+    `run` is as `find_run` takes it, or a log by any other name, such as a simulation's saved one.
 
     Raises:
         ConfigError: No log is there, or what is there is none.
@@ -383,11 +376,7 @@ def name_of(log: Path) -> str:
 
 
 class LogFeed:
-    """The entries of a log that grows; a last line that is not whole yet waits.
-
-    Args:
-        path: A run's folder or its log; it need not be there yet.
-    """
+    """The entries of a log that grows; a last line that is not whole yet waits."""
 
     def __init__(self, path: Path) -> None:
         self.path = log_of(Path(path))

@@ -137,12 +137,7 @@ def read(file: Path) -> list[Record]:
 
 
 class Records:
-    """The records of all ranks of a run, read as they grow.
-
-    Args:
-        folder: Where they write.
-        ranks: How many they are.
-    """
+    """The records of all ranks of a run, read as they grow."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self.folder, self.ranks = folder, ranks
@@ -254,11 +249,6 @@ def choose_kills(records: Sequence[Record], *, iterations: int, most: int) -> tu
     Each kind of place has one kill, in different epochs where there are several, for a place that
     is done again with another one proves less. What comes first in the list below is kept where
     there are more kinds than kills.
-
-    Args:
-        records: Those of the undisturbed run.
-        iterations: At which iteration the runs end, at the latest.
-        most: Kills.
     """
     seen = [one for one in records if isinstance(one, PlaceSeen) and one.version <= iterations]
     steps = sorted({one.version for one in seen if one.place == "update"} - {iterations})

@@ -192,7 +192,6 @@ class Bars:
     Rows are numbered from the first one ever added, so a reader's place stays right when rows go.
 
     Args:
-        limit: How many are kept here.
         settle: Given every `BATCH` rows once, in order, and none goes before; a `limit` below two
             batches makes no sense then.
     """

@@ -29,9 +29,7 @@ def save_events(events: Iterable[Entry], folder: Path | str) -> Path:
 
     `gemini-lab report FOLDER` and `gemini-lab serve FOLDER` show it as they show a run.
 
-    Args:
-        events: `Outcome.events` of `simulate(..., record=True)`.
-        folder: The run's folder; it must not have a log.
+    `events` are the `Outcome.events` of `simulate(..., record=True)`.
 
     Raises:
         ConfigError: There are no events, or the folder has a log already.
@@ -56,9 +54,7 @@ def save_events(events: Iterable[Entry], folder: Path | str) -> Path:
 def build_report(entries: Iterable[Entry], *, name: str = "") -> RunReport:
     """Return the report of the run with these entries.
 
-    Args:
-        entries: The whole log in order of arrival, or as much of it as there is.
-        name: What to call the run if the log does not say.
+    The entries are in order of arrival: the whole log, or as much of it as there is.
 
     Raises:
         ConfigError: The log is not that of a run.

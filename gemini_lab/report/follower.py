@@ -148,11 +148,6 @@ class BackgroundReader:
     """A thread that reads a log from when it becomes long, until it is closed.
 
     A run's own process has one, so that the log of a run of many days opens at once.
-
-    Args:
-        log: The log, which need not exist yet.
-        folder: The cache folder.
-        long_bytes: The length from which the log is read.
     """
 
     def __init__(
@@ -231,10 +226,6 @@ def keep(reading: LogFollower, *, most_bytes: int = MOST_BYTES) -> bool:
     """Keep a reading for the next time; whether that was possible.
 
     Where somebody else keeps this log already, or there is or was no room, nothing is.
-
-    Args:
-        reading: What is to be kept.
-        most_bytes: So much of them may be there; beyond it those that nobody looked at go.
     """
     folder = reading.folder or cache_folder()
     feed = reading.source

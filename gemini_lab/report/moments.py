@@ -66,9 +66,7 @@ class Moments:
     def way(self, at_s: float, *, after: "MomentSearch | None" = None) -> "MomentSearch":
         """Return a way to the run as it was at a moment of the log's clock.
 
-        Args:
-            at_s: The moment.
-            after: Where one has come to; it is gone on from where that is nearer.
+        It continues from where `after` has come to, if that is nearer.
         """
         newest = next((one for one in self.copies[::-1] if one.newest_s <= at_s), self.copies[0])
         if after is not None and after.run.count >= newest.count and at_s >= after.at_s:

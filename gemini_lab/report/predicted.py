@@ -47,9 +47,6 @@ def measure(run: RunReducer) -> Measured:
     The parts are those of `tables.time_breakdown`: of a recovery's first iteration only what it
     takes longer than others is warm-up here, for it trains, too.
 
-    Args:
-        run: With all of its recoveries (`reducer.FOR_REPORT`).
-
     Raises:
         ConfigError: The log has no job, or no iterations in the middle of training.
     """
@@ -223,10 +220,6 @@ class Predicted:
 
 def predict(run: RunReducer, *, learned: RunReducer | None = None) -> Predicted:
     """Simulate a run's failures with the times of another run, or with its own.
-
-    Args:
-        run: What to predict, with all of its recoveries (`reducer.FOR_REPORT`).
-        learned: The run to learn from; without it `run` itself.
 
     Raises:
         ConfigError: One of the two is no run with iterations, or the times' run has no recovery.

@@ -175,10 +175,6 @@ class Pyramid:
 
     Where there is no room on disk any more, bars that come are kept as cells alone, in memory, and
     more and more coarsely, so that these never become many: the run is still there to be seen.
-
-    Args:
-        blocks: Where the rest is kept.
-        full: Cells that make a block.
     """
 
     def __init__(self, blocks: Blocks, *, full: int = FULL) -> None:
@@ -271,13 +267,7 @@ class Pyramid:
     def rows(
         self, from_s: float, to_s: float, *, fresh: Rows = NO_ROWS
     ) -> tuple[Rows, npt.NDArray[np.int64]]:
-        """Return all bars that touch a window of time, and their numbers.
-
-        Args:
-            from_s: When it begins, on the log's clock.
-            to_s: When it ends.
-            fresh: Bars that came after those that were added.
-        """
+        """Return all bars that touch a window of time, and their numbers."""
         found, numbers = [NO_ROWS], [np.empty(0, np.int64)]
         stored = [
             (from_columns(self._blocks.get(block.number)), block.first)

@@ -108,8 +108,6 @@ class RunReducer:
     Each part is an attribute, and takes an entry in before the parts that are made after it.
 
     Args:
-        name: What to call the run; by default what its job is called.
-        keep: How much of it.
         blocks: Where the timeline's levels are kept, if they are; by default in a file that goes
             with this process.
     """

@@ -17,13 +17,7 @@ ANNOUNCED: Final = "announced"
 
 
 class Durations:
-    """The times of one run; measured ones are drawn, one recovery's together.
-
-    Args:
-        workload: Has the times that no policy changes.
-        policy: Has its own, and the measured ones.
-        seed: Of the draws.
-    """
+    """The times of one run; measured ones are drawn, one recovery's together."""
 
     def __init__(self, workload: Workload, policy: Policy, *, seed: int) -> None:
         self._workload, self._policy = workload, policy
@@ -73,10 +67,7 @@ class Durations:
     def retrieval_s(self, plan: RecoveryPlan, steps: Steps, *, moved: int) -> float:
         """Return the busiest sender's time; its sends are sequential.
 
-        Args:
-            plan: Says who sends what.
-            steps: Has the time where it was measured.
-            moved: Machines whose memory is read before they go.
+        Of `moved` machines the memory is read before they go.
         """
         if plan.tier == "persistent":
             return self._policy.persistent_s

@@ -262,10 +262,6 @@ class FollowedRisk:
     """Observations in a simulated run of the machines on each position.
 
     A position stands for its machine: one that is lost is mended, and comes back.
-
-    Args:
-        following: What the policy goes by.
-        nodes: N.
     """
 
     def __init__(self, following: Following, nodes: int) -> None:
@@ -297,15 +293,7 @@ class FollowedRisk:
 def select(
     ways: Sequence[Fallback], lost: Collection[int], nodes: int, *, wait_s: float, restart_s: float
 ) -> Fallback | None:
-    """Return the configuration with the least predicted cost; `None` to wait for machines.
-
-    Args:
-        ways: To choose from, one or more.
-        lost: Positions without a machine.
-        nodes: Positions in all.
-        wait_s: How long a machine takes to come, on average.
-        restart_s: What training takes then to run again.
-    """
+    """Return the configuration with the least predicted cost; `None` to wait for machines."""
     costs_s = [way.cost_s(lost, nodes, for_s=wait_s) for way in ways]
     cheapest_s = min(costs_s)
     return ways[costs_s.index(cheapest_s)] if cheapest_s < wait_s + restart_s else None

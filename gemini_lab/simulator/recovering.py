@@ -16,11 +16,7 @@ from gemini_lab.simulator.segments import TrainingSegment
 
 
 class Recovering:
-    """Brings a run back.
-
-    Args:
-        run: The run.
-    """
+    """Brings a run back."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
@@ -28,13 +24,7 @@ class Recovering:
     def recover(
         self, outage: Outage, segment: TrainingSegment, elapsed_s: float
     ) -> Generator[simpy.Event, None, int]:
-        """Recover from a failure; return the version to go on from.
-
-        Args:
-            outage: The failure.
-            segment: What training did until then.
-            elapsed_s: For how long.
-        """
+        """Recover from a failure; return the version to go on from."""
         run, failed_s = self._run, self._run.env.now
         reached = segment.newest_at(elapsed_s)
         if run.recorder:

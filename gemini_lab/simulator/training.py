@@ -44,12 +44,7 @@ class Training:
         self._by_iteration: list[Outage] = []
 
     def outcome(self, outages: Sequence[Outage], *, longest_s: float) -> Outcome:
-        """Run until `longest_s`, or until all iterations are done, and add it all up.
-
-        Args:
-            outages: In order of time.
-            longest_s: When the run ends at the latest.
-        """
+        """Run until `longest_s`, or until all iterations are done, and add it all up."""
         run = self.run
         self._by_iteration = sorted(
             (outage for outage in outages if outage.iteration is not None),

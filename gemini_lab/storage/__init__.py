@@ -8,12 +8,7 @@ if TYPE_CHECKING:
 
 
 def absolute_url(url: str, *, cwd: str) -> str:
-    """Return the URL of a persistent tier that is valid in every working folder.
-
-    Args:
-        url: A folder may be relative.
-        cwd: To which.
-    """
+    """Return the URL of a persistent tier that is valid in every working folder."""
     is_folder = ":" not in url and not url.startswith("~")  # else a driver's, to read or refuse
     return str(Path(cwd) / url) if is_folder else url
 

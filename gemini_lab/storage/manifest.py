@@ -31,11 +31,7 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return a version's manifest.
 
-    Args:
-        version: The version.
-        records: Of its shards.
-        meta: Anything worth keeping with it.
-        order: Its place among the versions that were written.
+    `order` is its place among the versions that were written.
     """
     return {
         "version": version,
@@ -88,12 +84,7 @@ def left_by(manifests: Mapping[int, Content]) -> list[VersionId]:
 
 
 def counting(manifests: Mapping[int, Content], told: Sequence[VersionId]) -> dict[int, Content]:
-    """Return the versions that no manifest marks as discarded.
-
-    Args:
-        manifests: Of the versions that exist.
-        told: What was said besides.
-    """
+    """Return the versions that no manifest marks as discarded."""
     left = [*told, *left_by(manifests)]
     return {
         version: manifest

@@ -80,9 +80,7 @@ class PersistentTier:
     def claim(self, run: int, *, is_resumed: bool = False) -> None:
         """Make the folder `run`'s: two runs in one would take each other's versions for their own.
 
-        Args:
-            run: The run's identity.
-            is_resumed: Whether what another run left here is to be gone on from.
+        If `is_resumed`, the run goes on from what another run left here.
 
         Raises:
             ConfigError: It is another run's.
@@ -199,10 +197,7 @@ class PersistentTier:
     def commit(self, version: int, records: Sequence[ShardRecord], meta: Content) -> None:
         """Make a version exist; once its manifest was read back, remove the oldest beyond `keep`.
 
-        Args:
-            version: Its version.
-            records: What `write_shard` returned, for every shard.
-            meta: Anything worth keeping with it; plain JSON values.
+        `records` are what `write_shard` returned for every shard; `meta` holds plain JSON values.
 
         Raises:
             IntegrityError: A shard is missing, or this machine does not see what others wrote.
@@ -247,9 +242,6 @@ class PersistentTier:
 
     def disown(self, left: Sequence[VersionId]) -> None:
         """Discard versions that training has gone back behind.
-
-        Args:
-            left: What rewinds left, as `recovery.discarded_versions` has it; of any runs.
 
         Raises:
             GeminiError: The store failed, is full or read-only: they still count.

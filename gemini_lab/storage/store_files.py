@@ -32,10 +32,6 @@ _MISSING_SLASH: Final = re.compile(r"([a-z][a-z0-9+]+):/?([^/].*)", re.ASCII)
 class StoreFiles:
     """A store's files; paths are below its root, which is `""`.
 
-    Args:
-        url: A folder, or any fsspec URL.
-        options: What the driver needs to know.
-
     Raises:
         ConfigError: There is no driver for the URL, or it lacks a slash.
     """
@@ -209,11 +205,7 @@ _OWNER: Final = "owner.json"
 
 
 class Ownership:
-    """The word in a store of the run that owns it. Every call may raise `GeminiError`.
-
-    Args:
-        files: The store's.
-    """
+    """The word in a store of the run that owns it. Every call may raise `GeminiError`."""
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
@@ -241,9 +233,7 @@ class Ownership:
     def require(self, run: int | None, survey: Survey) -> None:
         """Refuse a store that is another run's than `run`, or anybody's for a run to come.
 
-        Args:
-            run: The run's identity; `None`: it has none yet.
-            survey: What the store has.
+        `run` is `None` for a run that has no identity yet.
         """
         owner, stored = self.owner(), survey.stored
         is_ours = owner in {None, run} and {one.lineage.run for one in stored} <= {run}

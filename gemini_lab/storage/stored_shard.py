@@ -44,9 +44,7 @@ class StoredShard:
     """A shard's file in a persistent tier.
 
     Args:
-        record: What the manifest has of it.
         read: Gives the bytes of the file from one to before another, as they are.
-        where: Names it in errors.
 
     Raises:
         IntegrityError: Its beginning, up to its tensors, is damaged.
@@ -149,12 +147,6 @@ def verified(
     A store that is overloaded, behind a proxy or out of date returns nothing, too little, another
     page, or other bytes at each try. Only a store that returns the same wrong bytes twice, as many
     as were written, has damaged ones.
-
-    Args:
-        read: Reads them.
-        is_right: Whether they match their checksums.
-        size_bytes: How many were written.
-        where: Names them in errors.
 
     Raises:
         IntegrityError: They are damaged.

@@ -175,12 +175,6 @@ def next_moment_s(begun_s: float, cycle_s: float, *, share: float, now_s: float)
     What a failure lost is done again before the next one comes, so the moment in the first cycle
     may be over: then it is the same one of a later cycle. To fail at once instead would have no
     failure lose less than the one before it.
-
-    Args:
-        begun_s: When the first cycle began.
-        cycle_s: How long each is.
-        share: From 0 to 1.
-        now_s: Now.
     """
     first_s = begun_s + share * cycle_s
     return first_s + cycle_s * max(0, math.ceil((now_s - first_s) / cycle_s))

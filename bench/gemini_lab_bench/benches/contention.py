@@ -59,11 +59,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def rows(turns: Sequence[Turn]) -> list[Row]:
-    """For each point its idle time, what checkpoints cost and were predicted to; then the breaks.
-
-    Args:
-        turns: The repeats; all with the same points.
-    """
+    """Return for each point its idle time, what checkpoints cost and were predicted to; then breaks."""
     found = []
     for layer_s in turns[0]:
         pairs = [turn[layer_s] for turn in turns]
@@ -90,9 +86,6 @@ def breaking_point(run: TimedRun) -> float | None:
 
     All idle spans of the run's profile are shortened alike. `None` if its chunks do not fit even
     the profile as it is.
-
-    Args:
-        run: With a plan.
     """
     plan = _plan_of(run)
     share = shortest(plan.profile, lambda one: _schedule(one, run))
@@ -103,10 +96,6 @@ def shortest(profile: Profile, plan: Callable[[Profile], ChunkSchedule]) -> floa
     """To which share all idle spans can shrink before something is left over; by bisection.
 
     `None` where something is left over as it is.
-
-    Args:
-        profile: The iteration with its idle spans.
-        plan: The scheduler.
     """
     if plan(profile).leftover:
         return None
@@ -127,10 +116,6 @@ def crossing(points: Sequence[tuple[float, float]], level: float = FELT) -> floa
     """The largest x at which the line through the points rises to `level`, coming from large x.
 
     `None` where no point reaches it.
-
-    Args:
-        points: Pairs of x and y.
-        level: Of y.
     """
     ordered = sorted(points, reverse=True)
     if ordered and ordered[0][1] >= level:

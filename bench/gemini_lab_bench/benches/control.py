@@ -124,11 +124,7 @@ class _Told:
 
 
 class Meter:
-    """Counts what the agents of a world use.
-
-    Args:
-        world: It.
-    """
+    """Counts what the agents of a world use."""
 
     def __init__(self, world: VirtualWorld) -> None:
         self._world = world

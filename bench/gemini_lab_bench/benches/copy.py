@@ -44,13 +44,7 @@ def bench(repeats: int) -> list[Row]:
 def memory_rows(
     repeats: int, *, payload_bytes: int = PAYLOAD_BYTES, chunk_bytes: int = CHUNK_BYTES
 ) -> list[Row]:
-    """Copying a shard into its slab, by one thread of one process: training has the others.
-
-    Args:
-        repeats: How often everything is measured.
-        payload_bytes: Size of the shard.
-        chunk_bytes: How much one checksum covers.
-    """
+    """Copying a shard into its slab, by one thread of one process: training has the others."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     source, target = (torch.ones(payload_bytes, dtype=torch.uint8) for _ in range(2))
@@ -87,11 +81,6 @@ def wire_rows(
     link is this machine's own, copying, checksums and Gloo share its cores: the third measurement
     is what they take one after the other. The paced measurements are on a link that takes longer
     than they do, as networks between machines are.
-
-    Args:
-        repeats: How often everything is measured.
-        payload_bytes: Size of each shard.
-        chunk_bytes: Size of a message.
     """
     start = multiprocessing.get_context("spawn")
     results: Any = start.SimpleQueue()

@@ -88,9 +88,6 @@ def rows(turns: Sequence[Turn]) -> list[Row]:
 
     Idle time is told as a multiple of the time that copies take the link for, in all rows. A run
     with gradients of which a counted version left in full says nothing of them, and is left out.
-
-    Args:
-        turns: The repeats; all with the same points.
     """
     points = [runs for turn in turns for runs in turn.values()]
     shares = tuple(runs["gradients"].sent_bytes / runs["copies"].sent_bytes for runs in points)

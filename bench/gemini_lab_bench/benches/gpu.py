@@ -78,15 +78,7 @@ def require_gpu() -> None:
 
 
 class GpuTraining:
-    """A GPT, its optimizer, and a batch that never changes.
-
-    Args:
-        config: The model's size.
-        device: Where it trains.
-        batch: Sequences a pass.
-        block: Tokens of each.
-        passes: Forward and backward passes an iteration, whose gradients are summed.
-    """
+    """A GPT, its optimizer, and a batch that never changes."""
 
     def __init__(
         self, config: GPTConfig, *, device: str, batch: int, block: int, passes: int = 1
@@ -133,13 +125,7 @@ class GpuTraining:
 
 
 class PinnedKeeper:
-    """Takes versions of a training's state into a slab, by the product's own replicator.
-
-    Args:
-        training: Whose state.
-        lanes: The device's.
-        pinned: Whether to pin the slab.
-    """
+    """Takes versions of a training's state into a slab, by the product's own replicator."""
 
     def __init__(self, training: GpuTraining, *, lanes: Lanes, pinned: bool) -> None:
         self.pieces: list[tuple[int, torch.Tensor]] = []
@@ -361,12 +347,7 @@ def _beside(name: str, each_s: Sequence[float], plain_s: Sequence[float]) -> Ite
 
 
 def rows(turns: list[Turn], training: GpuTraining) -> list[Row]:
-    """Return times, their ratios to none, and rates, each of one turn.
-
-    Args:
-        turns: The repeats.
-        training: What ran.
-    """
+    """Return times, their ratios to none, and rates, each of one turn."""
     size_bytes = 12 * training.params
     settings = {
         "params": training.params,

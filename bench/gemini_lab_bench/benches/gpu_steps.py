@@ -413,12 +413,7 @@ def bench(
 
 
 def every_step(*, is_tiny: bool, lines: Path | None) -> list[Row]:
-    """Run all steps, and tell each one's rows when it ends.
-
-    Args:
-        is_tiny: Whether to run the stand-ins on CPUs.
-        lines: Where to append the rows as they come, if anywhere.
-    """
+    """Run all steps, and tell each one's rows when it ends."""
     found: list[Row] = []
     for step, (_, limit_s) in STEPS.items():
         started_s = time.monotonic()

@@ -20,14 +20,7 @@ RUN_LIMIT_S: Final = 600.0
 def ready_lab(
     nodes: int, standbys: int = 0, *, warm: bool = True, below: Path | None = None
 ) -> Iterator[Lab]:
-    """Open a lab in a folder of its own, which goes with it, and wait until it is ready.
-
-    Args:
-        nodes: As `Lab` takes them.
-        standbys: Likewise.
-        warm: Likewise.
-        below: Where its folder is made; by default among temporary files.
-    """
+    """Open a lab in a folder of its own, which goes with it, and wait until it is ready."""
     with (
         tempfile.TemporaryDirectory(prefix="gemini_lab-bench-", dir=below) as folder,
         Lab(nodes, standbys, folder=Path(folder), warm=warm) as lab,

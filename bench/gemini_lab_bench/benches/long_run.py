@@ -30,14 +30,7 @@ ROOT: Final = "node-8"
 
 
 def write(log: Path, *, lines: int, calls: int, lasts: int = LASTS) -> None:
-    """Write a run's log.
-
-    Args:
-        log: The file.
-        lines: How many.
-        calls: Collectives of an iteration.
-        lasts: Iterations from one failure to the next.
-    """
+    """Write a run's log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
         for entry in islice(_Run(calls, lasts).entries(), lines):

@@ -138,11 +138,6 @@ def compare(arms: dict[str, list[PairInTurns]], workload: TimedWorkload, *, name
 
     The processor time is what rank 0's process takes more of in an iteration: what no idle time of
     a network hides.
-
-    Args:
-        arms: The pairs of each of our ways, by its name.
-        workload: What all of them ran.
-        name: What to call it.
     """
     conditions = {**workload.conditions, "turn_iterations": workload.turn_iterations}
     pairs = [pair for each in arms.values() for pair in each]
@@ -203,10 +198,7 @@ def listen(address: Path) -> socket.socket:
 def give_turns(jobs: Mapping[str, socket.socket], *, ranks: int, rest_s: float = 3.0) -> float:
     """Give jobs turns to train until all of them have ended.
 
-    Args:
-        jobs: For each job's name, the socket to which its ranks come.
-        ranks: Of each job.
-        rest_s: For how long all wait before the first turn.
+    All wait for `rest_s` before the first turn.
 
     Returns:
         The share of a core that was in use while all of them waited: what a job that waits may take

@@ -66,13 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def bench(
     repeats: int, *, environments: Sequence[str] = (), install: Path | None = None
 ) -> list[Row]:
-    """Measure every kind of failure `repeats` times, in each way in turn.
-
-    Args:
-        repeats: How often.
-        environments: A Python for NVRx, as `nvrx=PYTHON`.
-        install: Where one is made for it.
-    """
+    """Measure every kind of failure `repeats` times, in each way in turn."""
     python, why_not = nvrx_python(environments, install)
     measured: dict[tuple[str, str], list[float]] = {}
 
@@ -89,12 +83,7 @@ def bench(
 
 
 def rows_of(measured: Mapping[tuple[str, str], Sequence[float]], why_not: str = "") -> list[Row]:
-    """Return a row for each failure and way, and each way's share of a cold start's time.
-
-    Args:
-        measured: Seconds, by failure and way.
-        why_not: Why NVRx was not measured.
-    """
+    """Return a row for each failure and way, and each way's share of a cold start's time."""
     rows, ratios = [], []
     for failure in FAILURES:
         for how in (*WAYS, *(PEER_WAYS if failure == "worker crash" else ())):
@@ -122,12 +111,7 @@ def nvrx_python(environments: Sequence[str], install: Path | None) -> tuple[Path
 
 
 def one_round(how: str, note: Callable[[str, str, float], None]) -> None:
-    """Suffer each kind of failure on one lab of four nodes.
-
-    Args:
-        how: One of `WAYS`.
-        note: Told of each failure, and how many seconds there was no training.
-    """
+    """Suffer each kind of failure on one lab of four nodes."""
     keeps = how == "kept"
     with ready_lab(4, 1, warm=how != "cold") as lab:
         job = gpt_job(size=SIZE, iterations=10**6)

@@ -53,9 +53,6 @@ def rows(turns: Sequence[Mapping[str, TimedRun]]) -> list[Row]:
 
     A scheme that was refused, as naive is where its pieces exceed the buffer, ran in the background
     instead; its row says so and is no result of the scheme.
-
-    Args:
-        turns: For each repeat, the runs by scheme.
     """
     found = []
     for scheme in turns[0]:

@@ -111,15 +111,7 @@ def iteration_times(said: Sequence[Said], *, every: int) -> list[float]:
 
 
 class StoreRun:
-    """The job while it runs, under a torchrun of its own for each life.
-
-    Args:
-        folder: Its store, and what the ranks write down.
-        every: Iterations between checkpoints.
-        rate: Bytes a second that the store takes.
-        ranks: How many train.
-        job: Further options of the job.
-    """
+    """The job while it runs, under a torchrun of its own for each life."""
 
     def __init__(
         self, folder: Path, *, every: int, rate: float, ranks: int, job: Sequence[str]

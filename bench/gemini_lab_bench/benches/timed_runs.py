@@ -195,10 +195,6 @@ def network_times(traffic: TrafficBars, *, after: int = 0) -> tuple[float, float
     """Return an iteration's seconds with an idle network, and those in which only chunks held it.
 
     Medians over rank 0's iterations whose collectives were told; zeros where there are none.
-
-    Args:
-        traffic: The run's.
-        after: The last iteration that does not count.
     """
     bars = traffic.bars
     chunks = [row.interval for row in bars.rows(Kind.TRANSFER, rank=0)]

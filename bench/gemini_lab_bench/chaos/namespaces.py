@@ -61,9 +61,6 @@ def unprivileged(command: Sequence[str]) -> list[str]:
 class Namespace:
     """A network of its own, with a hostname, for as long as the `with` block lasts.
 
-    Args:
-        hostname: What commands inside see.
-
     Raises:
         LaunchError: On entering, if it cannot be made.
     """
@@ -109,7 +106,6 @@ class NodeNetwork:
     Args:
         nodes: How many, at most 250.
         bytes_per_s: The rate of each node's link, each way; `None` leaves links unshaped.
-        subnet: The first three numbers of the nodes' addresses.
 
     Raises:
         ConfigError: There are more.

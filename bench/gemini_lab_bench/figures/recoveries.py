@@ -26,11 +26,7 @@ STEPS: Final = {
 
 
 def figure(recoveries: Mapping[str, Recovery]) -> Figure:
-    """Return one bar a recovery, cut into the steps of Fig. 14, in per cent of its length.
-
-    Args:
-        recoveries: What to call each of them, and what it did.
-    """
+    """Return one bar a recovery, cut into the steps of Fig. 14, in per cent of its length."""
     points = _row("paper", fig14.PAPER, origin="paper", how="Fig. 14, with a standby")
     for name, recovery in recoveries.items():
         seconds: dict[str, float] = {}

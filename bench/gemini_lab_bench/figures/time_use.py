@@ -23,10 +23,7 @@ def figure(outcomes: Sequence[Outcome], *, title: str, losses_only: bool = False
     The first part is the effective training time ratio. `"slower or standing still"` is what
     checkpoints cost training that counts: stalls, longer iterations, fewer nodes.
 
-    Args:
-        outcomes: What `simulate` or `compare` gave.
-        title: For people.
-        losses_only: Do not draw training that counts, to see small losses.
+    With `losses_only`, training that counts is not drawn, so that small losses show.
     """
     points = [
         Point(

@@ -181,12 +181,7 @@ def size_of(region: Region) -> int:
 
 
 def flip(regions: Sequence[Region], bit: int) -> None:
-    """Flip one bit; a second call flips it back.
-
-    Args:
-        regions: Where the stored bytes lie, one after another.
-        bit: Which bit of all of theirs.
-    """
+    """Flip one bit; a second call flips it back."""
     byte, shift = divmod(bit, 8)
     for region in regions:
         if byte < size_of(region):

@@ -45,11 +45,6 @@ def monitor_file(folder: Path, rank: int | str) -> Path:
 def restart_s(python: Path, *, size: str = "tiny", look_s: float | None = None) -> float:
     """Measure from the kill until all active ranks have ended an iteration again.
 
-    Args:
-        python: Runs the ranks; it has torch and NVRx.
-        size: Of the GPT.
-        look_s: How often NVRx looks for failures; by default as it comes.
-
     Raises:
         GeminiError: They do not begin, or not again.
     """

@@ -43,15 +43,7 @@ class Conditions:
 
 
 def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, seed: int) -> PeerTurn:
-    """Run one turn of one peer, in processes that are gone afterwards.
-
-    Args:
-        peer: Its name.
-        python: Runs the ranks.
-        conditions: What to measure with.
-        flips: How many bits to flip.
-        seed: Draws them.
-    """
+    """Run one turn of one peer, in processes that are gone afterwards."""
     with workplace("gemini-lab-peers-") as folder:
         port = free_port()
         processes = [

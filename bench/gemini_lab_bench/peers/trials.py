@@ -76,10 +76,7 @@ def blank(peer: Peer) -> None:
 def tear(peer: Peer, step: int, *, guarded: bool) -> int | None:
     """Save, update, and count the tensors of the restored state that have values of the update.
 
-    Args:
-        peer: Is asked.
-        step: The save's number.
-        guarded: Update when the peer says that one may, not as soon as the call returned.
+    If `guarded`, the update waits until the peer allows it; else it comes with the call's return.
 
     Returns:
         `None` if the peer restores nothing on this rank.
@@ -153,11 +150,7 @@ def kill(
 ) -> tuple[float, int] | None:
     """Kill the last rank in the middle of its second save, and ask the others for its state.
 
-    Args:
-        peer: Is asked.
-        steps: The saves' numbers.
-        after_s: When it is killed, counted from the second save's beginning.
-        last_words: Called on the rank that is killed, before its second save.
+    The rank is killed `after_s` into the second save, before which it calls `last_words`.
 
     Returns:
         Seconds that taking over its tensors took, and how many saves they were behind the one under

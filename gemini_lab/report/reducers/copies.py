@@ -44,11 +44,7 @@ Whole = npt.NDArray[np.bool_]
 
 
 class Copies:
-    """The copies of a run's shards; memory: some numbers for each rank.
-
-    Args:
-        nodes: Who sits where; it takes an entry before this does.
-    """
+    """The copies of a run's shards; memory: some numbers for each rank."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.placement: Placement | None = None  # who should keep what; `None` until it is known

@@ -50,11 +50,7 @@ MOST_CHANGES: Final = 100
 
 
 class Course:
-    """A run's facts and phase.
-
-    Args:
-        most_notes: How many of the newest remarks to keep; `None` for all.
-    """
+    """A run's facts and phase."""
 
     def __init__(self, *, most_notes: int | None = None) -> None:
         # What was submitted; `None` until the log tells of a run.

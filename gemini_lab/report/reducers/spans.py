@@ -77,9 +77,6 @@ class Spans:
     """Every recovery's spans of time, also of those whose details were dropped as too old.
 
     Memory: some 24 bytes for each step of a recovery.
-
-    Args:
-        seated: Who had ranks when: no other node's end is a failure.
     """
 
     def __init__(self, seated: Seated) -> None:

@@ -67,8 +67,6 @@ class TrafficBars:
     is in the pyramid alone.
 
     Args:
-        nodes: Who sits where; takes an entry before this does.
-        limit: How many bars to keep here.
         pyramid: Where all of them go; `None` to let the oldest be lost.
     """
 

@@ -274,13 +274,7 @@ def median_draws(values: Floats) -> Floats:
 
 
 def overhead(with_s: Floats, without_s: Floats, waited_s: Floats) -> Overhead | None:
-    """Return the cost of checkpoints in an iteration.
-
-    Args:
-        with_s: Durations of iterations during which a version was sent.
-        without_s: Durations of iterations during which none was.
-        waited_s: How long each of the former waited for its version.
-    """
+    """Return the cost of checkpoints in an iteration."""
     if with_s.size < ENOUGH:
         return None
     if without_s.size < ENOUGH:

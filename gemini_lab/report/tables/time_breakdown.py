@@ -153,10 +153,7 @@ def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDA
 def paint(layers: Sequence[npt.NDArray[np.float64]], start_s: float, end_s: float) -> list[float]:
     """Return how long each layer is on top between two moments; later layers lie over earlier ones.
 
-    Args:
-        layers: From when to when each is there, shape `(n, 2)`; spans may overlap.
-        start_s: From when to look.
-        end_s: Until when.
+    Each layer has the spans in which it is there, shape `(n, 2)`; they may overlap.
     """
     clipped = [np.clip(layer, start_s, end_s) for layer in layers]
     clipped = [layer[layer[:, 1] > layer[:, 0]] for layer in clipped]
