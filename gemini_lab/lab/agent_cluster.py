@@ -100,12 +100,10 @@ class AgentCluster:
         self._undo = undo
 
     def close(self) -> None:
-        """End every process of the cluster and give all its memory back."""
         self._begin_to_close()
         self._undo.close()
 
     def leave(self) -> None:
-        """End the agents, and delete the lab's keys from the store."""
         self._begin_to_close()
         with suppress(TimeoutError):
             self._loop.finish(self._say_goodbye(), timeout_s=LEAVE_S)
@@ -208,12 +206,10 @@ class AgentCluster:
 
     @property
     def living(self) -> tuple[str, ...]:
-        """Names of the nodes whose agents live, standbys included."""
         return tuple(name for name in self.members if name not in self._roster.silent)
 
     @property
     def ready(self) -> Collection[str]:
-        """Names of those that have imported what workers need."""
         return self._roster.ready & set(self.living)
 
     @property
@@ -226,7 +222,6 @@ class AgentCluster:
 
     @property
     def is_local(self) -> bool:
-        """Whether all nodes are on this machine, and see its folders."""
         return self._operator.is_local
 
     # -- what agents say -------------------------------------------------------------------------
@@ -271,14 +266,12 @@ class AgentCluster:
                 self._want(message.wanted)
 
     def _remark(self) -> None:
-        """Log what is likely wrong with the nodes' networks."""
         for text in self._roster.remarks():
             self._audience.take_note(text)
 
     # -- orders ----------------------------------------------------------------------------------
 
     def bring(self, machines: int) -> None:
-        """Ask for machines until so many nodes live; a run under way asks by itself."""
         self._loop.call(self._want, machines)
 
     def submit(self, job: JobOrder) -> None:
@@ -307,7 +300,6 @@ class AgentCluster:
         self._loop.call(self._connections.send, order.node, Inject(action=order.action))
 
     def take_stacks(self, nodes: Sequence[str], order: TakeStacks) -> None:
-        """Order these nodes to log what their workers' threads do."""
         for node in nodes:
             self._loop.call(self._connections.send, node, order)
 

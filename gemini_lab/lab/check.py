@@ -392,7 +392,6 @@ class _Check:
         return Compared(twice=compare(*pair), states=states, values=values)
 
     def _forget_values(self) -> None:
-        """Remove the states' values, which may be large; the records stay."""
         for file in self._lab.folder.glob(f"check-{self._job.word}-*/rank-*.pt"):
             file.unlink(missing_ok=True)
 

@@ -46,7 +46,6 @@ class Runs:
         return None if self.newest is None or self.newest.is_over else self.newest
 
     def next_number(self) -> int:
-        """Return the number of a run that is about to begin."""
         return next(self._numbers)
 
     def begin(self, run: Run) -> None:
@@ -57,7 +56,6 @@ class Runs:
             self.newest.take(entry)
 
     def take_output(self, said: OutputSaid, *, node: str) -> None:
-        """Pass lines that a worker on `node` printed on to the run under way."""
         if self.newest is not None:
             self.newest.take_output(said, node=node)
 
@@ -66,12 +64,10 @@ class Runs:
             self.newest.take(said(Note(text=text)))
 
     def settle(self) -> None:
-        """Return when what was taken is on the disk itself."""
         if self.newest is not None:
             self.newest.settle()
 
     def take_end(self, reason: str) -> None:
-        """End the run under way: nothing more will come of it."""
         self.give_up(reason)
 
     def strike(self) -> None:

@@ -96,7 +96,6 @@ class Wandb:
         self._curves = CurvePoints()
 
     def write(self, now: Snapshot) -> None:
-        """Add a point to each curve, at the run's iteration."""
         if point := self._curves.point(now):
             self._run.log(point)
 

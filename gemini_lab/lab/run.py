@@ -230,7 +230,6 @@ class Run(FollowedRun):
             self.strike()
 
     def take_output(self, said: OutputSaid, *, node: str) -> None:
-        """Add a worker's printed lines to its file."""
         with contextlib.suppress(OSError):  # the log tells of a full disk
             self._output.write(said.rank, said.lines, node=node, epoch=said.epoch)
         self.hear(said.rank, said.lines)

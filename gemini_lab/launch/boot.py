@@ -163,7 +163,6 @@ class Ranks:
         return bytes(room)
 
     def finish(self) -> None:
-        """Wait until all that was sent has gone."""
         for request in self._sent:
             wait_asleep(lambda request=request: request.Test() or None)  # type: ignore[misc]
 

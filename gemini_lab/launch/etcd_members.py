@@ -79,7 +79,6 @@ class MemberPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def name(self) -> str:
-        """The member's name in the cluster."""
         return f"{self.host}-{self.peer_port}"
 
     @property
@@ -89,7 +88,6 @@ class MemberPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def peer(self) -> str:
-        """The URL for other members."""
         return f"https://{self.host}:{self.peer_port}"
 
 

@@ -228,7 +228,6 @@ class JoinOperator:
             time.sleep(LOOK_S)
 
     def know(self, names: Collection[str]) -> None:
-        """Note nodes that have joined before, under another owner of the lab."""
         self._met.update(names)
 
     def clear(self) -> None:

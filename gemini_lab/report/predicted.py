@@ -192,7 +192,6 @@ class PredictedRow:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the measured time lies in the predicted 95 %; `None` without a prediction."""
         if self.predicted is None:
             return None
         return self.predicted.low - 1e-3 <= self.measured_s <= self.predicted.high + 1e-3
@@ -213,7 +212,6 @@ class Predicted:
 
     @property
     def error(self) -> float:
-        """Return the error of the predicted total, as a share of the measured one."""
         assert self.total.predicted is not None
         return self.total.predicted.mean / self.total.measured_s - 1
 

@@ -35,7 +35,6 @@ class Durations:
         return fmean(self._workload.replacement_s) if measured is None else measured.mean_s
 
     def is_announced(self) -> bool:
-        """Return whether the current failure is announced."""
         share = self._policy.announced
         return share > 0 and self._draw.random() < share
 

@@ -63,7 +63,6 @@ class Bill:
 
     @property
     def node_hours(self) -> float:
-        """All of them."""
         return self.training_hours + self.standby_hours + self.extra_hours
 
     @property

@@ -26,7 +26,6 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half the interval's length."""
         return (self.high - self.low) / 2
 
     def __contains__(self, value: float) -> bool:

@@ -60,7 +60,6 @@ class SimulatedCluster:
         return self._whole
 
     def is_up(self, position: int) -> bool:
-        """Return whether a living machine holds the position."""
         return position not in self.vacant and position not in self._lost
 
     def lose(self, position: int, *, memory: bool) -> str:

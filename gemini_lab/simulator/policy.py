@@ -272,7 +272,6 @@ class FollowedRisk:
             self.risk = self.risk.joined(name, 0.0)
 
     def failed(self, position: int, at_s: float) -> None:
-        """Count a machine's failure, whether its memory is lost or not."""
         self.risk = self.risk.failed(self._names[position], at_s)
 
     def next_placement(self, now: Placement, at_s: float) -> Placement | None:

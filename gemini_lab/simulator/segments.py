@@ -66,10 +66,8 @@ class TrainingSegment:
         return newest if newest > self.version else None
 
     def waited_s(self, version: int) -> float:
-        """Return the seconds that the iteration of `version` waited for checkpoints."""
         stall_s = self._stall_s(version - 1) if version - 1 > self.version else 0.0
         return self.policy.slowdown_s + stall_s
 
     def _stall_s(self, version: int) -> float:
-        """Return the seconds that training stalls after `version`."""
         return sum(s.stall_s for s in self.streams if version % s.every == 0)

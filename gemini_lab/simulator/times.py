@@ -26,12 +26,10 @@ class Spread:
 
     @property
     def mean_s(self) -> float:
-        """Their mean."""
         return fmean(self.samples_s)
 
     @property
     def deviation_s(self) -> float:
-        """Their standard deviation; 0 of one alone."""
         return stdev(self.samples_s) if len(self.samples_s) > 1 else 0.0
 
     @property

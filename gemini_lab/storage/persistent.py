@@ -398,7 +398,6 @@ class PersistentTier:
         ]
 
     def _records(self, version: int) -> list[ShardRecord]:
-        """Return what the manifest has of each shard, in order."""
         return [ShardRecord(**record) for record in self.manifest(version)["shards"]]
 
     def _read(

@@ -59,7 +59,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def rows(turns: Sequence[Turn]) -> list[Row]:
-    """Return for each point its idle time, what checkpoints cost and were predicted to; then breaks."""
+    """Return for each point its idle time and the cost of checkpoints; then where that breaks."""
     found = []
     for layer_s in turns[0]:
         pairs = [turn[layer_s] for turn in turns]

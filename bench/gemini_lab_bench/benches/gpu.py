@@ -96,7 +96,6 @@ class GpuTraining:
 
     @property
     def params(self) -> int:
-        """Number of parameters."""
         return sum(weight.numel() for weight in self.model.parameters())
 
     def gradients(self) -> None:
@@ -107,7 +106,6 @@ class GpuTraining:
             loss.backward()
 
     def update(self) -> None:
-        """Change the state."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -119,7 +117,6 @@ class GpuTraining:
                 yield f"{name}.{moment}", self.optimizer.state[weight][moment]
 
     def finish(self) -> None:
-        """Wait for the device."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
@@ -160,7 +157,6 @@ class PinnedKeeper:
         )
 
     def wait(self) -> None:
-        """Wait until it is whole."""
         self._replicator.wait()
 
     def bus_s(self) -> float:

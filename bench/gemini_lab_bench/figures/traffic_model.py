@@ -39,7 +39,6 @@ class TrafficModel:
     gap_s: float  # idle time that each layer leaves
 
     def busy_s(self, name: str) -> float:
-        """Return how long the network carries training's traffic in an iteration."""
         return traffic_bytes(name) / self.bytes_per_s
 
     def idle_s(self, name: str) -> float:

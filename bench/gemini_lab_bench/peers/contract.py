@@ -153,7 +153,6 @@ class FilePeer(Peer):
 
     @property
     def folder(self) -> Path:
-        """The newest save's files."""
         return self.task.folder / f"step{self.step}"
 
     def drop_older(self) -> None:

@@ -47,7 +47,6 @@ class LmResiliencyPairs(Peer):
         return self._whole[0] if self._whole else None
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """Copies of the newest state in this rank's own memory."""
         tensors, *_ = self._manager.load_tensors()
         return dict(zip(self.state, tensors, strict=True))
 

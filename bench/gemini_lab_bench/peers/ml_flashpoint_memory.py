@@ -133,7 +133,6 @@ class MlFlashpointMemory(Peer):
         return None
 
     def stored(self) -> Sequence[Region]:
-        """Return the newest object with this rank's tensors."""
         return [*Path(self._id.data).glob(f"*_src{self.task.rank}.*")]
 
     def close(self) -> None:

@@ -48,7 +48,6 @@ class Ours(Peer):
         self._wait()
 
     def finish(self) -> float:
-        """Return when the version was whole on all ranks."""
         self._wait()
         return self._whole_s
 
@@ -78,7 +77,6 @@ class Ours(Peer):
         assert not bad
 
     def stored(self) -> Sequence[Region]:
-        """Return the newest version's checksums and payload."""
         copy = self._newest(self._slab)
         return copy.digests.view(np.uint8), np.asarray(copy.data)
 

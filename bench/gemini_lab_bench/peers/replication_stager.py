@@ -37,7 +37,6 @@ class ReplicationStager(Peer):
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """Return the partner's state, from the file here."""
         restored: dict[str, torch.Tensor] = torch.load(self._file, weights_only=True)
         return restored
 

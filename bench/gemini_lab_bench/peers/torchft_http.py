@@ -47,7 +47,6 @@ class TorchftHttp(Peer):
             self._transport.disallow_checkpoint()
 
     def finish(self) -> float | None:
-        """Return when the state had been fetched; even ranks do not know."""
         whole_s = self._fetched.result() if self._fetched else None
         dist.barrier()
         return whole_s

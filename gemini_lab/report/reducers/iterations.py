@@ -153,6 +153,5 @@ class Divergences:
         return tuple(sorted(found, key=lambda one: (one.iteration, one.rank)))
 
     def compared(self, epochs: Collection[int]) -> int:
-        """Return how many iterations of ranks could be compared after these starts."""
         counted = {} if self._repeats is None else self._repeats.compared
         return sum(counted.get(epoch, 0) for epoch in epochs)

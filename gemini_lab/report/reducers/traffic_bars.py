@@ -136,7 +136,6 @@ class TrafficBars:
 
     @property
     def changes(self) -> int:
-        """Counts changes of `marks` and of everything else that is no bar."""
         return self._failures.changes + self._changes + len(self.nodes.comings)
 
     @property
