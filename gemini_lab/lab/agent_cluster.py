@@ -174,12 +174,12 @@ class AgentCluster:
         self._want(self._machines)
 
     def _want(self, machines: int) -> None:
-        self._requests.wanted = machines
-        self._spawn(self._bring())
+        async def bring() -> None:
+            await self._are_met.wait()
+            await self._requests.bring()
 
-    async def _bring(self) -> None:
-        await self._are_met.wait()
-        await self._requests.bring()
+        self._requests.wanted = machines
+        self._spawn(bring())
 
     def _spawn(self, work: Work) -> None:
         self._work.add(self._begin(work))

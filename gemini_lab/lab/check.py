@@ -234,7 +234,8 @@ class _Check:
                 failure=failure,
             )
             found = self._without_unsteady(found, undisturbed, disturbed)
-        self._forget_values()
+        for file in self._lab.folder.glob(f"check-{self._job.word}-*/rank-*.pt"):
+            file.unlink(missing_ok=True)  # values may be large; the records stay
         notes = (e.event.text for e in self._logs if isinstance(e.event, Note))
         return replace(
             found,
@@ -390,10 +391,6 @@ class _Check:
         values = {} if states.first is None else _differences(one, other, states.first)
         pair = (accounts(records.entries, until=until) for records in (one, other))
         return Compared(twice=compare(*pair), states=states, values=values)
-
-    def _forget_values(self) -> None:
-        for file in self._lab.folder.glob(f"check-{self._job.word}-*/rank-*.pt"):
-            file.unlink(missing_ok=True)
 
 
 class _Follower:

@@ -135,8 +135,10 @@ class FollowedRun(Requestable):
                 what = "over" if until is None else f"at iteration {until}"
                 raise TimeoutError(f"{self} is not {what} after {timeout_s:.0f} s")
             self._over.wait(min(left_s, GLANCE_S))
-        if self.is_over:
-            self._finish_showing()
+        if self.is_over:  # later output is to be below the last lines of progress bars
+            showing, self._showing = self._showing, []
+            for each in showing:
+                each.join(SHOWN_S)
         if self.failure is not None:
             how = "ended" if self.cause == "owner" else "failed"  # a person may end it
             why, *more = self.failure.splitlines() or [""]
@@ -231,12 +233,6 @@ class FollowedRun(Requestable):
 
     def _end(self) -> None:
         self._over.set()
-
-    def _finish_showing(self) -> None:
-        """Wait until progress bars have shown their last lines: later output is below them."""
-        showing, self._showing = self._showing, []
-        for each in showing:
-            each.join(SHOWN_S)
 
     def _forget(self, callback: object) -> None:
         self._watchers = [each for each in self._watchers if each is not callback]

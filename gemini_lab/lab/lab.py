@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 from gemini_lab.engine.holding_points import HoldingPoints
 from gemini_lab.errors import ConfigError, RunFailedError, shown
@@ -155,7 +155,7 @@ class Lab:
             RunOrigin(
                 folder=folder,
                 holds=holds,
-                number=self._runs.next_number(),
+                number=next(self._runs.numbers),
                 job=wanted.job,
                 scenario=wanted.scenario,
                 seats=wanted.seats,
@@ -198,17 +198,8 @@ class Lab:
             raise ConfigError("one worker has no network to profile; make a lab of two nodes")
         job = job_of(job)
         name = name or f"{default_name(job)}-profile"
-        given: dict[str, SettingValue] = {"scheme": "gemini", "persistent_url": None, **settings}
-        run = self.train(
-            job,
-            scenario=None,
-            name=name,
-            resume=False,
-            placement=None,
-            root=None,
-            hold_at=(),
-            **given,
-        )
+        given: dict[str, Any] = {"scheme": "gemini", "persistent_url": None, **settings}
+        run = self.train(job, name=name, **given)
         made = threading.Event()
         run.watch(lambda entry: made.set() if isinstance(entry.event, Profiled) else None)
         while not run.is_over and not made.wait(TICK_S):

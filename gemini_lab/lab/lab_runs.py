@@ -39,14 +39,11 @@ class Runs:
 
     def __init__(self) -> None:
         self.newest: Run | None = None  # the run under way, or the last one
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)  # of runs to come
 
     @property
     def under_way(self) -> Run | None:
         return None if self.newest is None or self.newest.is_over else self.newest
-
-    def next_number(self) -> int:
-        return next(self._numbers)
 
     def begin(self, run: Run) -> None:
         self.newest = run

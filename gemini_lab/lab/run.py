@@ -211,7 +211,9 @@ class Run(FollowedRun):
     def take(self, entry: Entry) -> None:
         """Add an entry to the log."""
         if isinstance(entry.event, events.RunFinished):
-            self._tell_of_what_never_came()
+            left, self._scenario = self._scenario.planned, replace(self._scenario, planned=())
+            for planned in left:
+                self._say(f"{planned.failure} did not happen: training ended before {planned.when}")
         with self._lock:
             if not self._recoveries.takes(entry.event):
                 return
@@ -331,11 +333,6 @@ class Run(FollowedRun):
             f"else was in {self.folder}, saved versions among it, is gone: leave a run's folder "
             "alone until the run is over"
         )
-
-    def _tell_of_what_never_came(self) -> None:
-        left, self._scenario = self._scenario.planned, replace(self._scenario, planned=())
-        for planned in left:
-            self._say(f"{planned.failure} did not happen: training ended before {planned.when}")
 
     def _say(self, text: str) -> None:
         self.take(Entry(at_s=time.time(), node="lab", event=events.Note(text=text)))

@@ -227,9 +227,11 @@ def earlier_tier(folder: Path, job: Job) -> Path | None:
 
     One that has none any more that counts is taken, too: the run that goes on asks what to do.
     """
+    wanted = job.script, job.module, tuple(hidden_arguments(job.args))
     runs = [log.parent for log in folder.glob(f"*/{LOG_FILE}") if (log.parent / TIER).is_dir()]
     for run in sorted(runs, key=lambda run: (run / LOG_FILE).stat().st_mtime, reverse=True):
-        if any(_is_of(told, job) for told in _told(run)) and _has_begun(str(run / TIER)):
+        is_of_job = any((told.script, told.module, told.args) == wanted for told in _told(run))
+        if is_of_job and _has_begun(str(run / TIER)):
             return run / TIER
     return None
 
@@ -253,11 +255,6 @@ def _told(run: Path) -> Iterator[RunStarted]:
     except (GeminiError, OSError):
         return
     yield from (entry.event for entry in head if isinstance(entry.event, RunStarted))
-
-
-def _is_of(told: RunStarted, job: Job) -> bool:
-    shown = tuple(hidden_arguments(job.args))
-    return (told.script, told.module, told.args) == (job.script, job.module, shown)
 
 
 # -- failures in earlier runs ----------------------------------------------------------------------

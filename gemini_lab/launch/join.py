@@ -218,7 +218,10 @@ class JoinOperator:
                 why = told(items, count, self._met)
                 if self.supply is not None:  # who began and is not up in all that time never will
                     self._met.update(places(items).keys() - addresses.keys())
-                raise CapacityError(f"{why}; {self._way_out()}")
+                way_out = "start `gemini-lab node` on more machines"
+                if self.supply is not None:
+                    way_out = "raise the wait (--wait, wait_s=)"
+                raise CapacityError(f"{why}; waited {self.wait_s:.0f} s; {way_out}")
             if time.monotonic() >= say_s:
                 self.tell(f"{told(items, count, self._met)}; waiting up to {left_s:.0f} s more")
                 say_s = time.monotonic() + SAY_AGAIN_S
@@ -245,11 +248,6 @@ class JoinOperator:
             up=node_addresses(items).keys(),
             known=self._met,
         )
-
-    def _way_out(self) -> str:
-        if self.supply is not None:
-            return f"waited {self.wait_s:.0f} s; raise the wait (--wait, wait_s=)"
-        return f"waited {self.wait_s:.0f} s; start `gemini-lab node` on more machines"
 
 
 def told(items: Mapping[str, str], count: int, met: set[str]) -> str:

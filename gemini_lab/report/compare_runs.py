@@ -82,7 +82,7 @@ def compare(undisturbed: Accounts, disturbed: Accounts) -> Twice:
     strict = next(_differences(pairs, unseeded, strict=True), None)
     return Twice(
         compared=len(both),
-        with_values=sum(_has_values(*pair) for pair in pairs.values()),
+        with_values=sum(bool(one.compared & other.compared) for one, other in pairs.values()),
         first=None if parted is None else strict,
         silent=strict if parted is None else None,
     )
@@ -117,7 +117,3 @@ def _differences(
                 undisturbed=found.before,
                 disturbed=found.after,
             )
-
-
-def _has_values(one: Account, other: Account) -> bool:
-    return bool(one.compared & other.compared)

@@ -310,14 +310,16 @@ class Pyramid:
             fresh_cells = cells_of(fresh, level=level, origin_s=self._origin_s)
             cells = np.concatenate([self._cells(level, first, first + count), fresh_cells])
             begun = fresh_cells[bins(fresh_cells) < first]
-        row_of_line = _by_line(row_of)
+        layers = np.minimum(np.arange(1 << LAYER_BITS), LAYERS - 1)
+        row_of_line = np.asarray((row_of[:, None] * LAYERS + layers).ravel())
         before = opened(begun, most=len(row_of_line))
         if self._base is not None and level >= self._base:
             before += self._before(level, first, most=len(row_of_line))
         rows_count = int(row_of.max(initial=0) + 1) * LAYERS
+        by_row = np.bincount(row_of_line, weights=before, minlength=rows_count)
         seconds = coverage(
             cells[(bins(cells) >= first) & (bins(cells) < first + count)],
-            _by_row(before, row_of_line, rows_count),
+            np.asarray(by_row[:rows_count], np.float64),
             level=level,
             first=first,
             count=count,
@@ -364,14 +366,3 @@ def _meeting(
     blocks: list[StoredBlock] | tuple[()], low: float, high: float
 ) -> Iterator[StoredBlock]:
     return (block for block in blocks if block.low <= high and block.high >= low)
-
-
-def _by_row(values: Seconds, row_of_line: Lines, rows: int) -> Seconds:
-    sums = np.bincount(row_of_line, weights=values, minlength=rows)
-    return np.asarray(sums[:rows], np.float64)
-
-
-def _by_line(row_of: npt.NDArray[np.int64]) -> Lines:
-    """Return the row and layer of each line, as one number, from the row of each lane."""
-    layer = np.arange(1 << LAYER_BITS)
-    return np.asarray((row_of[:, None] * LAYERS + np.minimum(layer, LAYERS - 1)).ravel())

@@ -134,13 +134,11 @@ def _mean_times(times: Times) -> Times:
         first_start=Spread(samples_s=(0.0,)),
         replacement=times.replacement and Spread(samples_s=(times.replacement.mean_s,)),
         recoveries={
-            kind: (_mean_steps(steps),) for kind, steps in times.recoveries.items() if steps
+            kind: (Steps(**{name: _spread(steps, name).mean_s for name in Steps.__slots__}),)
+            for kind, steps in times.recoveries.items()
+            if steps
         },
     )
-
-
-def _mean_steps(steps: Sequence[Steps]) -> Steps:
-    return Steps(**{name: _spread(steps, name).mean_s for name in Steps.__slots__})
 
 
 def _drawn_times(times: Times, iteration_s: float, iterations: int, draw: random.Random) -> Times:

@@ -89,7 +89,9 @@ def test_nothing_is_left_of_a_network_whose_program_was_killed() -> None:
 def test_bytes_cross_a_shaped_link_no_faster_than_its_rate() -> None:
     """8 MB at 20 MB/s, less the bucket that may leave at once."""
     size_bytes, rate = 8_000_000, 20e6
-    with NodeNetwork(2, bytes_per_s=rate, subnet="10.78.2") as network:
+    with NodeNetwork(2, subnet="10.78.2") as network:
+        for node in range(2):
+            network.slow(node, bytes_per_s=rate)
         receiver = subprocess.Popen(
             network.command(1, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True
         )

@@ -72,7 +72,9 @@ def rows(turns: Sequence[Turn]) -> list[Row]:
         found += [
             Row(name, tuple(some), unit="", settings=settings) for name, some in values.items()
         ]
-    stops = [breaking_point(_roomiest(turn)) for turn in turns]
+    stops = [
+        breaking_point(max((pair["gemini"] for pair in turn.values()), key=_room)) for turn in turns
+    ]
     felt = [
         crossing([(_room(pair["gemini"]), _cost(pair)) for pair in turn.values()]) for turn in turns
     ]
@@ -141,10 +143,6 @@ def _schedule(profile: Profile, run: TimedRun) -> ChunkSchedule:
         alpha_s=wire.alpha_s,
         buffer_bytes=SETTINGS["buffer_bytes"],
     )
-
-
-def _roomiest(turn: Turn) -> TimedRun:
-    return max((pair["gemini"] for pair in turn.values()), key=_room)
 
 
 def _room(run: TimedRun) -> float:

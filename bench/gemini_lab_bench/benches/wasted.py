@@ -13,7 +13,6 @@ from typing import Final
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import WorkerCrash
-from gemini_lab.lab.run import Run
 from gemini_lab.report.values import RunReport
 from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.training.quickstart import gpt_job
@@ -34,7 +33,8 @@ def bench(repeats: int) -> list[Row]:
         pace_s = 0.0
         for number in range(1, repeats + 1):
             wait_for(run, iteration=run.iteration + SETTLED)
-            pace_s = pace_s or _pace_s(run)
+            if not pace_s:
+                pace_s = median([one.duration_s for one in run.report().iterations[NODES:]])
             time.sleep(any_phase(rng) * pace_s)
             run.inject(WorkerCrash(f"rank-{rng.randrange(NODES)}"))
             wait_for(run, recoveries=number)
@@ -88,9 +88,3 @@ def _quartile(values: list[float], number: int) -> float:
     """Return the value below which `number` in four lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * number // 4)]
-
-
-def _pace_s(run: Run) -> float:
-    """Return how long an iteration takes, as far as is known."""
-    steps_s = [one.duration_s for one in run.report().iterations[NODES:]]
-    return median(steps_s)

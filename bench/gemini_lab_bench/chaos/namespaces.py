@@ -103,22 +103,15 @@ class Namespace:
 class NodeNetwork:
     """A network of nodes, from entering the `with` block to leaving it.
 
-    Args:
-        nodes: How many, at most 250.
-        bytes_per_s: The rate of each node's link, each way; `None` leaves links unshaped.
-
     Raises:
         ConfigError: There are more.
         MissingError: On entering, if namespaces cannot be made here; the message says why.
     """
 
-    def __init__(
-        self, nodes: int, *, bytes_per_s: float | None = None, subnet: str = "10.77.0"
-    ) -> None:
+    def __init__(self, nodes: int, *, subnet: str = "10.77.0") -> None:
         if not 1 <= nodes <= 250:
             raise ConfigError(f"a network of {nodes} nodes cannot be made; choose 1 to 250")
         self._nodes = nodes
-        self._bytes_per_s = bytes_per_s
         self._subnet = subnet
         # Names of interfaces have at most 15 characters, and other labs may run beside this one.
         self._prefix = f"gl{os.getpid() % 0xFFFFF:05x}"
@@ -164,8 +157,7 @@ class NodeNetwork:
         self._handle(node, shaping(bytes_per_s), shaping(bytes_per_s))
 
     def mend(self, node: int) -> None:
-        usual = None if self._bytes_per_s is None else shaping(self._bytes_per_s)
-        self._handle(node, usual, usual)
+        self._handle(node, None, None)
 
     def _handle(self, node: int, sent: str | None, received: str | None) -> None:
         """Make `tc` handle what a node sends and receives; `None` removes that."""
@@ -194,8 +186,6 @@ class NodeNetwork:
                 member = made.enter_context(Namespace(self.hostname(node)))
                 self._add(member, switch, self.address(node))
                 self._members.append(member)
-                if self._bytes_per_s is not None:
-                    self.slow(node, bytes_per_s=self._bytes_per_s)
             self._made = made.pop_all()
         return self
 

@@ -170,7 +170,8 @@ class Figure:
 
     @property
     def head(self) -> tuple[str, ...]:
-        judged = () if self.tolerance is None else ("error", f"within {self._shown_tolerance}?")
+        within = f"{self.tolerance:g}" if self.is_absolute else f"{self.tolerance or 0:.0%}"
+        judged = () if self.tolerance is None else ("error", f"within {within}?")
         return ("series", self.x_label, *self.origins, *judged)
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -193,10 +194,6 @@ class Figure:
 
     def shown_error(self, error: float) -> str:
         return f"{error:+.3f}" if self.is_absolute else f"{error:+.1%}"
-
-    @property
-    def _shown_tolerance(self) -> str:
-        return f"{self.tolerance:g}" if self.is_absolute else f"{self.tolerance:.0%}"
 
     def table(self) -> str:
         rows = [self.head, *self.rows()]

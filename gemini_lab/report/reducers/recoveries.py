@@ -186,7 +186,9 @@ class RecoveryReducer:
             case events.NodeLost(name=name):
                 self._lose(name, seconds(entry.at_s))
             case events.NodeReady(name=name, import_s=import_s):
-                self._make_ready(name, seconds(entry.at_s), seconds(import_s))
+                newest = self._under_way()  # its restart may wait for these imports
+                if newest is not None and len(newest.ready) < MOST_STEPS:
+                    newest.ready[name] = seconds(entry.at_s), seconds(import_s)
             case events.OfRecovery(recovery=number) if number > 0:
                 self._tell(entry, event)
             case events.RecoveryPlanned(members=members):
@@ -216,12 +218,6 @@ class RecoveryReducer:
             return
         if len(newest.lost) < MOST_STEPS:
             newest.lost[name] = None
-
-    def _make_ready(self, name: str, at_s: float, import_s: float) -> None:
-        """Note that a node can fork workers; the recovery under way may wait for that."""
-        newest = self._under_way()
-        if newest is not None and len(newest.ready) < MOST_STEPS:
-            newest.ready[name] = at_s, import_s
 
     def _under_way(self) -> _RecoveryEvents | None:
         newest = self._told.get(max(self._told, default=0))

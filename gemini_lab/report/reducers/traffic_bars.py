@@ -125,11 +125,6 @@ class TrafficBars:
     def name(self, name: str) -> int:
         return _number(name, self._name_of, self.names)
 
-    def judge_by_collectives(self) -> None:
-        if self.basis == "waits":
-            self.basis = "collectives"
-            self._changes += 1
-
     @property
     def marks(self) -> list[TimelineMark]:
         return self._failures.marks
@@ -207,7 +202,9 @@ class TrafficBars:
             names = [self.name(name) for name, _ in event.kinds]
             self.bars.add_collectives(event, lane=lane, names=names)
             self.busy.setdefault(lane, Busy()).add(event, until_s=until_s)
-        self.judge_by_collectives()
+        if self.basis == "waits":
+            self.basis = "collectives"
+            self._changes += 1
 
     def _iteration(self, node: str, at_s: float, event: Iteration) -> None:
         rank, key = self.sit(event.rank, node), (event.epoch, event.iteration)
