@@ -237,7 +237,8 @@ class RootShell:
 
         Only the way from this machine to them may be broken. Other agents have their turns in a
         recovery, also those that are not reached from here: one of them may reach all. An agent
-        that is elected `TURNS` times stays, because some may never take their turn.
+        stays once `MOST_ROOTS` have had a turn. It also stays if it is elected after `TURNS`,
+        because some may never take their turn.
         """
         if not self._yields or self._root is None:
             return
@@ -248,6 +249,8 @@ class RootShell:
             before = last["roots"] if last.get("recovery") == recovery else []
             others = self._others.keys()
             if not others - {*before} or before.count(self.record.name) >= TURNS:
+                return
+            if len({*before}) >= MOST_ROOTS:
                 return
             roots = sorted([*before, self.record.name])
             text = json.dumps({"recovery": recovery, "roots": roots})
@@ -395,6 +398,9 @@ async def _decided(
 
 TURNS: Final = 2
 """Of an agent as root of a run that waits, if others have had none in this recovery."""
+MOST_ROOTS: Final = 16
+"""Of a recovery that waits. What none of so many machines reaches, no machine reaches; turns of all
+would take 4 hours with 1,000 agents, and the recovery begins again with each of them."""
 CUT_OFF_S: Final = 15.0  # after its connections have broken; also a busy machine answers by then
 FEWEST: Final = 2  # others; with one, either's network may be broken
 ASKED: Final = 8  # of them at once: a rack may be gone

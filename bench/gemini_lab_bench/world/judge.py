@@ -146,6 +146,10 @@ class Judge:
         if known.setdefault(event.recovery, event) != event:
             self.broken(f"recovery {event.recovery} has two of {event.kind}")
 
+    def forget_excuses(self) -> None:
+        """Excuse nothing any more by what befell the lab before training went on."""
+        self.has_given_up, self.worker_kills = False, 0
+
     def check_wait(self) -> None:
         """Check that a root agent that waits for long lacks something."""
         for machine, root in self.roots():

@@ -3,7 +3,8 @@
 import asyncio
 import random
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gemini_lab.node.bulk_process import answer_to
@@ -31,6 +32,13 @@ AILS_S: Final = 30.0
 """For what others do that are not well, before training ends."""
 DECIDES_S: Final = 60.0
 """For so long a person watches a root agent that waits."""
+LONG_EVERY: Final = 20
+"""One of so many seeds lasts for `LONG_S`; the others end after a minute or some."""
+LONG_S: Final = 2400.0
+PEACE_S: Final = (60, 400)
+"""For so long all is well between two times of trouble in a long world."""
+AFTERMATH_S: Final = 20.0
+"""For what trouble leads to, before all is well again."""
 ROOT: Final = 99
 """In the place of a machine's number: the one that is root then."""
 
@@ -104,7 +112,8 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "at": (7,),
     "fuse": (6, 4),
 }
-"""What may befall a world, and below what its numbers are."""
+"""What may befall a world, and below what its numbers are. In a long world there is `peace` too:
+all is well for so many seconds."""
 PHASES: Final = (
     "fencing",
     "inventory",
@@ -198,10 +207,40 @@ STRIKES: Final = (0.0, 0.0, 0.003, 0.02, 0.1, 0.5)
 """Seconds after a phase has begun."""
 
 
+def is_long(seed: int) -> bool:
+    """Return whether a seed's world trains for 40 minutes."""
+    return seed % LONG_EVERY == LONG_EVERY - 1
+
+
 def draw(seed: int) -> tuple[WorldShape, tuple[Happening, ...]]:
     """Return a world and what befalls it."""
     rng = random.Random(f"schedule {seed}")
     shape = rng.choice(SHAPES)
+    if not is_long(seed):
+        return shape, tuple(_trouble(rng))
+    shape = replace(
+        shape,
+        nodes=rng.randint(4, 12),
+        is_refilled=True,
+        pace=rng.uniform(5.0, 25.0),
+        lease_s=rng.choice((2.0, 5.0)),
+    )
+    return shape, tuple(_long_life(rng))
+
+
+def _long_life(rng: random.Random) -> Iterator[Happening]:
+    """Yield trouble and peace by turns, for `LONG_S`; nothing ends the run before."""
+    passed_s = 0.0
+    while passed_s < LONG_S:
+        trouble = [one for one in _trouble(rng) if one[1] != "end" and one[1:3] != ("person", 0)]
+        peace_s = rng.randint(*PEACE_S)
+        passed_s += sum(one[0] for one in trouble) + peace_s
+        yield from trouble
+        yield AFTERMATH_S, "peace", peace_s
+
+
+def _trouble(rng: random.Random) -> list[Happening]:
+    """Return what befalls a world within a minute or some."""
     kinds = list(rng.choice(TOGETHER))
     if rng.random() < 0.5:
         kinds = rng.sample([*KINDS], rng.randint(2, 8))
@@ -220,7 +259,7 @@ def draw(seed: int) -> tuple[WorldShape, tuple[Happening, ...]]:
         happenings.append((round(wait_s, 3), kind, *_drawn(rng, kind)))
     first_s = round(rng.uniform(1.0, 9.0), 3)
     happenings[0] = (max(first_s, happenings[0][0]), *happenings[0][1:])
-    return shape, tuple(happenings)
+    return happenings
 
 
 def _drawn(rng: random.Random, kind: str) -> list[int]:
@@ -244,6 +283,7 @@ class BefallenWorld:
 
     def __init__(self, seed: int, shape: WorldShape, schedule: Sequence[Happening]) -> None:
         self.schedule = tuple(schedule)
+        self._is_long = any(kind == "peace" for _, kind, *_ in schedule)
         self._chosen: tuple[int, ...] = ()
         self._halfway = 0  # the epoch in which a version was halfway last
         self._is_settled = False
@@ -261,8 +301,10 @@ class BefallenWorld:
             judge.coverage.strike(kind, judge.phase)
             if kind == "at":
                 await self._follow(PHASES[numbers[0]])
-                continue
-            self.befall(kind, *numbers)
+            elif kind == "peace":
+                await self._rest(*numbers)
+            else:
+                self.befall(kind, *numbers)
         self._settle()
         await self._until(lambda: judge.is_done or bool(judge.failed), self.settles_s)
         if not (judge.is_done or judge.failed or judge.wrong):
@@ -308,31 +350,63 @@ class BefallenWorld:
                 self.world.judge.note("the user gives up progress")
                 self.world.owner.ask(GiveUpProgress())
 
-    def _settle(self) -> None:
-        """Have as many machines well as are to train; others are not, or not quite, for ever."""
+    async def _rest(self, seconds: int) -> None:
+        """Have all be well for some time, in which a user watches; then excuses count no more."""
+        judge = self.world.judge
+        self._mend_around()
+        alive = [one for one in self.world.machines if not one.is_dead]
+        self._be_well([one for one in alive if one not in self.world.drained])
+        await self._until(lambda: judge.is_done or bool(judge.failed), seconds)
+        self.world.core, self._is_settled = [], False
+        if judge.phase == "running":
+            judge.forget_excuses()
+            self.world.has_lacked, self.world.is_finite = False, True
+
+    def _mend_around(self) -> None:
+        """Have the store, the tier and the ways be well."""
         world = self.world
-        rng = random.Random(f"core {world.seed}")
         self._store_up(1)
         self._tier_up()
         world.network.slow_s = world.store.watch_delay_s = world.store.loses_answers = 0.0
         world.store.late_s = 0.0
         world.fuse = None
         self._is_settled = True
+
+    def _settle(self) -> None:
+        """Have as many machines well as are to train; others are not, or not quite, for ever."""
+        world = self.world
+        rng = random.Random(f"core {world.seed}")
+        self._mend_around()
         alive = [one for one in world.machines if not (one.is_dead or one in world.drained)]
         well = [one for one in alive if one.process.runs]
         rest = [one for one in alive if one not in well]
-        nodes = max(world.shape.nodes, min(world.nodes_asked, MOST_MACHINES), 2)
         rng.shuffle(well)  # the root agent may be outside
-        core = [world.machines[number] for number in self._chosen] or (well + rest)[:nodes]
+        core = [world.machines[number] for number in self._chosen] or (well + rest)[: self._nodes]
         if self.heals_all:
             core = alive
-            nodes = max(nodes, world.most_machines)
         others = [one for one in world.machines if not (one in core or one.is_dead)]
-        while len(core) < nodes:
-            core.append(world.bring())
+        self._fill(core)
         numbers = [world.machines.index(one) for one in core]
         for machine in () if self._chosen else others:
             self._weaken(rng, world.machines.index(machine), numbers)
+        self._be_well(core)
+        world.loop.after(rng.choice((0.0, 0.0, AILS_S)), self._end)
+
+    @property
+    def _nodes(self) -> int:
+        """The most machines that are to train."""
+        return max(self.world.shape.nodes, min(self.world.nodes_asked, MOST_MACHINES), 2)
+
+    def _fill(self, core: list[VirtualMachine]) -> None:
+        """Bring machines until all are there that are to train."""
+        wanted = max(self._nodes, self.world.most_machines) if self.heals_all else self._nodes
+        while len(core) < wanted:
+            core.append(self.world.bring())
+
+    def _be_well(self, core: list[VirtualMachine]) -> None:
+        """Have machines be well, and reach each other."""
+        world = self.world
+        self._fill(core)
         for machine in core:
             machine.thaw()
             machine.recover()
@@ -342,7 +416,6 @@ class BefallenWorld:
         for one in core:
             world.network.mend_among(one.name, names)
         world.core = core
-        world.loop.after(rng.choice((0.0, 0.0, AILS_S)), self._end)
         world.judge.note(f"core: {[one.name for one in core]}")
 
     def _end(self) -> None:
@@ -374,7 +447,10 @@ class BefallenWorld:
 
     def _machine(self, number: int) -> VirtualMachine:
         root = self.world.root() if number == ROOT else None
-        return root or self.world.machines[number % len(self.world.machines)]
+        crowd = self.world.machines
+        if self._is_long:  # most machines that there ever were are gone
+            crowd = [one for one in crowd if not one.is_dead] or crowd
+        return root or crowd[number % len(crowd)]
 
     # -- what may happen -------------------------------------------------------------------------
 

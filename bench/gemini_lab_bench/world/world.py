@@ -43,7 +43,6 @@ from gemini_lab_bench.world.virtual_store import VirtualClient, VirtualStore
 
 TOKEN: Final = "token"  # noqa: S105 - of a simulated lab
 PREFIX: Final = "lab"
-LEASE_S: Final = 2.0
 FOLLOWING: Final[dict[str, SettingValue]] = {
     "replicas": "auto",
     "failures_per_day": 0.001,
@@ -73,6 +72,7 @@ class WorldShape:
     follows: bool = False  # whether copies follow the risk
     pace: float = 1.0  # how many times longer an iteration is than usual
     notice_s: float = 0.0  # between the word that a machine is to go and its end
+    lease_s: float = 2.0
 
 
 class VirtualTier:
@@ -194,7 +194,7 @@ class VirtualWorld:
         record = LabRecord(
             identity="id",
             machines=self.shape.nodes + self.shape.standbys,
-            lease_s=LEASE_S,
+            lease_s=self.shape.lease_s,
             warm=True,
             threads=None,
         )
