@@ -56,21 +56,29 @@ def test_a_world_finds_what_goes_wrong_by_an_old_rule(name):
     assert rule.wrong(seed) == ()
 
 
-def test_a_root_agent_that_waits_for_nobody_is_found_by_the_smallest_schedule(monkeypatch):
+def test_a_root_agent_that_waits_for_nobody_is_found_by_the_smallest_schedule(
+    monkeypatch, tmp_path, capsys
+):
     monkeypatch.setattr(root_shell, "RootAgent", WaitsForNobody)
     silent = (12.0, "freeze_group", 0)
     found = run(5, WorldShape(has_tier=False), (silent, (0.5, "clock", 1, 1), (0.1, "tier_up")))
     assert "though version" in found.wrong[0]
     assert shrink(found).schedule == (silent,)
+    monkeypatch.setattr(seeds, "run_seed", lambda _: found)
+    assert not explore([5], folder=tmp_path)
+    assert f"drawn in {tmp_path / 'seed-5.html'}" in capsys.readouterr().out
+    page = (tmp_path / "seed-5.html").read_text()
+    for told in ("node-1 falls silent", "takes over → Fence(4 nodes)", "though version 15 exists"):
+        assert told in page
 
 
-def test_a_command_runs_seeds_and_says_which_break(capsys):
+def test_a_command_runs_seeds_and_says_which_break(capsys, tmp_path):
     assert parser().parse_args(["--simulated", "0:3"]).simulated == range(3)
     assert parser().parse_args(["--simulated", "7"]).simulated == range(7, 8)
     for text in ("5:2", "x", "", ":"):
         with pytest.raises(SystemExit):
             parser().parse_args(["--simulated", text])
-    assert explore(range(2), covers=True)
+    assert explore(range(2), folder=tmp_path, covers=True)
     said = capsys.readouterr().out
     assert "2 seeds" in said
     assert "no root" in said
@@ -78,7 +86,7 @@ def test_a_command_runs_seeds_and_says_which_break(capsys):
     assert parser().parse_args(["--simulated", "4:"]).simulated[:2] == range(4, 6)
 
 
-def test_the_seed_under_way_ends_before_ctrl_c_ends_the_others(monkeypatch, capsys):
+def test_the_seed_under_way_ends_before_ctrl_c_ends_the_others(monkeypatch, capsys, tmp_path):
     """An interrupt within a world would reach one of its tasks, and leave its slabs."""
 
     def interrupted(seed):
@@ -86,7 +94,7 @@ def test_the_seed_under_way_ends_before_ctrl_c_ends_the_others(monkeypatch, caps
         return run_seed(seed)
 
     monkeypatch.setattr(seeds, "run_seed", interrupted)
-    assert explore(range(3))
+    assert explore(range(3), folder=tmp_path)
     assert capsys.readouterr().out.splitlines()[-1].startswith("1 seeds")
 
 

@@ -119,7 +119,12 @@ def parser() -> argparse.ArgumentParser:
         help="with --simulated: print which faults struck in which phase, and what no seed reached",
     )
     options.add_argument("--replay", type=Path, metavar="FILE", help="one schedule again")
-    options.add_argument("--folder", type=Path, default=Path("gemini-chaos"), help="for the runs")
+    options.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("gemini-chaos"),
+        help="for the runs, and for diagrams of seeds that break (default: %(default)s)",
+    )
     options.add_argument("--json", type=Path, metavar="FILE", help="also write every fault here")
     options.add_argument(
         "--table",
@@ -171,9 +176,9 @@ def command(arguments: list[str]) -> int:
     if options.simulated is not None:
         chosen = options.simulated
         if chosen[1:] or options.coverage:
-            holds = seeds.explore(chosen, covers=options.coverage)
+            holds = seeds.explore(chosen, folder=options.folder, covers=options.coverage)
         else:
-            holds = seeds.show(chosen[0])
+            holds = seeds.show(chosen[0], folder=options.folder)
         return Exit.FINISHED if holds else Exit.FAILED
     if not sys.platform.startswith("linux"):
         raise ConfigError("a campaign finds processes through /proc, so it needs Linux")

@@ -75,7 +75,7 @@ def write(figure: Figure, folder: Path) -> tuple[Path, ...]:
 
 def page(figure: Figure, drawn: Drawable) -> str:
     """Return a page of HTML that needs no other file."""
-    return _document(f"{figure.name}: {figure.title}", drawn.html(is_open=True))
+    return document(f"{figure.name}: {figure.title}", drawn.html(is_open=True))
 
 
 def index(figures: Sequence[Figure], summary: str = "") -> str:
@@ -91,10 +91,11 @@ def index(figures: Sequence[Figure], summary: str = "") -> str:
         "measured, and how far it is from the paper's.</p>"
         f"<pre>{html.escape(summary)}</pre>"
     )
-    return _document("The paper's figures", f"<h1>The paper's figures</h1>{said}{items}")
+    return document("The paper's figures", f"<h1>The paper's figures</h1>{said}{items}")
 
 
-def _document(title: str, body: str) -> str:
+def document(title: str, body: str) -> str:
+    """Return a page."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"

@@ -119,7 +119,7 @@ class Coverage:
             if root is not None:
                 self._before = root.state
                 if root.state.phase in ACTIVE and not _is_old(happening, root.state):
-                    names = _names(happening)
+                    names = names_of(happening)
                     self.marks.update(f"{name} while {root.state.phase}" for name in names)
             return happening
 
@@ -191,7 +191,8 @@ def _is_old(happening: Happening, state: RootState) -> bool:
     return isinstance(happening, Tick)
 
 
-def _names(happening: Happening) -> list[str]:
+def names_of(happening: Happening) -> list[str]:
+    """Return what a root agent hears of, by name."""
     match happening:
         case AgentLost(cause=cause):
             return [f"lost ({cause})"]

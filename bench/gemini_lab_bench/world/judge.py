@@ -63,6 +63,7 @@ class Judge:
         self.has_given_up = self.has_stopped = False
         self.given_up: list[tuple[int, int]] = []  # from what on was gone, and in which epoch
         self.worker_kills = self.flips = 0
+        self.has_ended_early = False  # whether a script was to come to an end on one rank alone
         self.left: tuple[VersionId, ...] = ()  # by rewinds of which any rank has said
         self.on_event: Callable[[VirtualMachine, events.AnyEvent, int | None], object] = _nothing
         self._roots: dict[int, str] = {}
@@ -225,7 +226,8 @@ class Judge:
     def note_started(self, machine: "VirtualMachine", rank: "VirtualRank") -> None:
         """Check that no other worker writes the memory of a node in which one starts."""
         for one in machine.ranks:
-            if not one.process.is_gone and one.start.epoch != rank.start.epoch:
+            writes = not (one.process.is_gone or one.stands)
+            if writes and one.start.epoch != rank.start.epoch:
                 self.broken(
                     f"{machine.name} starts rank {rank.start.rank} of epoch {rank.start.epoch} "
                     f"while rank {one.start.rank} of epoch {one.start.epoch} still writes"
@@ -359,7 +361,8 @@ class Judge:
                 self.broken(f"{name} may go, and {rank.process.name} trains there")
 
     def _check_failure(self, event: events.RunFailed) -> None:
-        if self.has_stopped and event.cause == "owner":
+        is_meant = self.has_stopped and event.cause == "owner"
+        if is_meant or (self.has_ended_early and event.cause == "script"):
             return
         is_own = event.reason.startswith("root=")  # a root agent of the user's own is to blame
         if is_own or (self.worker_kills < 3 and not self.world.has_lacked):

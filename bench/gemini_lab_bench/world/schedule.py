@@ -45,9 +45,9 @@ ROOT: Final = 99
 SHAPES: Final = (
     WorldShape(),
     WorldShape(nodes=2, standbys=1),
-    WorldShape(nodes=2, standbys=2, has_tier=False),
+    WorldShape(nodes=2, standbys=2, has_tier=False, store_members=3),
     WorldShape(nodes=3, standbys=1, persist_every=1),
-    WorldShape(nodes=4, standbys=1, has_tier=False),
+    WorldShape(nodes=4, standbys=1, has_tier=False, store_members=3),
     WorldShape(nodes=3, standbys=1, shrinks=True),
     WorldShape(nodes=2, standbys=1, workers=2),
     WorldShape(nodes=4, standbys=1, follows=True),
@@ -55,6 +55,9 @@ SHAPES: Final = (
     WorldShape(nodes=3, standbys=2, has_tier=False, is_refilled=False),
     WorldShape(nodes=6, standbys=2, persist_every=8, notice_s=8.0),
     WorldShape(nodes=10, standbys=2, has_tier=False),
+    WorldShape(nodes=3, standbys=1, persist_every=2, store_members=3),
+    WorldShape(nodes=3, standbys=2, keeps=True, preloads=True),
+    WorldShape(nodes=2, standbys=1, workers=2, has_tier=False, keeps=True),
 )
 KINDS: Final[dict[str, tuple[int, ...]]] = {
     "kill": (8, 2),
@@ -69,6 +72,9 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "mend": (8,),
     "store_down": (),
     "store_up": (2,),
+    "member_down": (3,),
+    "member_up": (3,),
+    "member_cut": (3,),
     "watch_late": (5,),
     "answers_lost": (3,),
     "slow": (4,),
@@ -97,6 +103,8 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "slow_rank": (8,),
     "none_come": (),
     "end": (),
+    "ends_early": (8, 3),
+    "edit": (),
     "person": (6, 5, 2),
     "kill_group": (8,),
     "freeze_group": (8,),
@@ -138,9 +146,16 @@ TOGETHER: Final = (
     ("rewind", "ask_rewind", "kill_rank", "kill", "freeze", "thaw_all", "at"),
     ("rewind", "kill_group", "tier_stale", "tier_mute", "tier_up", "at"),
     ("tier_apart", "kill_group", "tier_rots", "tier_up", "freeze"),
+    ("person", "drain", "resize", "ask_rewind", "term", "kill", "at"),
+    ("ail", "term", "none_come", "add", "slow_rank", "lack", "compute_wrong", "at"),
+    ("member_down", "member_up", "member_cut", "kill", "answers_lost", "reset", "at"),
+    ("ends_early", "edit", "kill_rank", "sever", "stop_rank", "freeze"),
+    ("drain", "kill_rank", "sever", "kill", "term", "at"),
     ("lease_late", "compact", "store_full", "store_up", "freeze", "kill", "answers_lost"),
 )
 """What makes trouble when it comes together."""
+EARLY: Final = ("data", "loop", "process")
+"""What is over on one rank while the others train on."""
 FENCING, INVENTORY, WAITING, STARTING, RUNNING, FINISHING, HALFWAY = range(len(PHASES))
 Step = tuple[float, str, *tuple[int, ...]]
 """After about so many seconds, what befalls the world, and the first of its numbers."""
@@ -203,6 +218,8 @@ IN_ORDER: Final[tuple[tuple[Step, ...], ...]] = (
     ((0.0, "slow_rank"), (20.0, "kill")),
 )
 """What must come one after the other."""
+HOLDS_UP: Final = ("tier_hangs", "tier_down", "tier_full")
+"""What makes a run's last save take its time."""
 STRIKES: Final = (0.0, 0.0, 0.003, 0.02, 0.1, 0.5)
 """Seconds after a phase has begun."""
 
@@ -232,11 +249,15 @@ def _long_life(rng: random.Random) -> Iterator[Happening]:
     """Yield trouble and peace by turns, for `LONG_S`; nothing ends the run before."""
     passed_s = 0.0
     while passed_s < LONG_S:
-        trouble = [one for one in _trouble(rng) if one[1] != "end" and one[1:3] != ("person", 0)]
+        trouble = [one for one in _trouble(rng) if not _ends_run(*one)]
         peace_s = rng.randint(*PEACE_S)
         passed_s += sum(one[0] for one in trouble) + peace_s
         yield from trouble
         yield AFTERMATH_S, "peace", peace_s
+
+
+def _ends_run(_: float, kind: str, *numbers: int) -> bool:
+    return kind in {"end", "ends_early"} or (kind == "person" and numbers[0] == 0)
 
 
 def _trouble(rng: random.Random) -> list[Happening]:
@@ -246,10 +267,10 @@ def _trouble(rng: random.Random) -> list[Happening]:
         kinds = rng.sample([*KINDS], rng.randint(2, 8))
     happenings: list[Happening] = []
     if rng.random() < 0.35:
-        for wait_s, kind, *first in rng.choice(IN_ORDER):
-            numbers = [n if n != DRAWN else _drawn(rng, kind)[i] for i, n in enumerate(first)]
-            numbers += _drawn(rng, kind)[len(first) :]
-            happenings.append((round(wait_s * rng.uniform(0.8, 1.2), 3), kind, *numbers))
+        happenings += _in_order(rng, rng.choice(IN_ORDER))
+    elif rng.random() < 0.15:
+        happenings += _in_order(rng, ((6.0, rng.choice(HOLDS_UP)), (0.0, "end")))
+        happenings += _in_order(rng, ((0.0, "at", FINISHING),))
     for _ in range(rng.randint(1, 9)):
         kind = rng.choice(kinds)
         wait_s = rng.choice((0.0, 0.01, 0.1, 0.5, 2.0, 5.0, 12.0)) * rng.uniform(0.5, 1.5)
@@ -260,6 +281,14 @@ def _trouble(rng: random.Random) -> list[Happening]:
     first_s = round(rng.uniform(1.0, 9.0), 3)
     happenings[0] = (max(first_s, happenings[0][0]), *happenings[0][1:])
     return happenings
+
+
+def _in_order(rng: random.Random, steps: Sequence[Step]) -> Iterator[Happening]:
+    """Yield these steps, with the numbers that are to be drawn."""
+    for wait_s, kind, *first in steps:
+        numbers = [n if n != DRAWN else _drawn(rng, kind)[i] for i, n in enumerate(first)]
+        numbers += _drawn(rng, kind)[len(first) :]
+        yield (round(wait_s * rng.uniform(0.8, 1.2), 3), kind, *numbers)
 
 
 def _drawn(rng: random.Random, kind: str) -> list[int]:
@@ -412,7 +441,7 @@ class BefallenWorld:
             machine.recover()
             for rank in machine.ranks:
                 rank.process.go_on("stopped")
-        names = {one.name for one in core} | {"store", "lab"}
+        names = {one.name for one in core} | {"lab", *self._store}
         for one in core:
             world.network.mend_among(one.name, names)
         world.core = core
@@ -472,7 +501,7 @@ class BefallenWorld:
         """Cut a machine off from all others, and maybe from the store."""
         name = self._machine(number).name
         others = [one.name for one in self.world.machines if one.name != name]
-        for other in [*others, "lab", *([] if sees_store else ["store"])]:
+        for other in [*others, "lab", *([] if sees_store else self._store)]:
             self.world.network.cut(name, other)
             self.world.network.cut(other, name)
 
@@ -483,10 +512,11 @@ class BefallenWorld:
     def _cut_store(self, number: int, direction: int) -> None:
         """Cut a machine off from the store alone, in one direction or both."""
         name = self._machine(number).name
-        if direction != 1:
-            self.world.network.cut(name, "store")
-        if direction != 2:
-            self.world.network.cut("store", name)
+        for member in self._store:
+            if direction != 1:
+                self.world.network.cut(name, member)
+            if direction != 2:
+                self.world.network.cut(member, name)
 
     def _reset(self, first: int, second: int, how: int = 0) -> None:
         names = self._machine(first).name, self._machine(second).name
@@ -521,7 +551,28 @@ class BefallenWorld:
 
     def _store_up(self, keeps_leases: int) -> None:
         self.world.store.is_full = False
+        self.world.store.recover()
         self.world.store.come_back(keeps_leases=bool(keeps_leases))
+
+    @property
+    def _store(self) -> list[str]:
+        """The machines of the store's members."""
+        return [host.name for host in self.world.store.hosts]
+
+    def _member_down(self, number: int) -> None:
+        """End a member of the store, as a rule its leader."""
+        self.world.store.down.add(number % len(self._store))
+
+    def _member_up(self, number: int) -> None:
+        self.world.store.down.discard(number % len(self._store))
+
+    def _member_cut(self, number: int) -> None:
+        """Cut a member off from the others; machines still reach it."""
+        names = self._store
+        name = names.pop(number % len(names))
+        for other in names:
+            self.world.network.cut(name, other)
+            self.world.network.cut(other, name)
 
     def _watch_late(self, seconds: int) -> None:
         self.world.store.watch_delay_s = float(seconds)
@@ -578,6 +629,17 @@ class BefallenWorld:
             job = max(self.world.jobs.values(), key=lambda one: one.start.epoch)
             newest = max((rank.version for rank in job.ranks.values()), default=0)
             job.wish = job.wish or (newest + 1, further)
+
+    def _ends_early(self, rank: int, how: int) -> None:
+        """Have the script of one rank come to an end while the others train on."""
+        if self.world.jobs and not self.world.is_ending:
+            job = max(self.world.jobs.values(), key=lambda one: one.start.epoch)
+            self.world.judge.has_ended_early = True
+            job.ends_early = rank % job.size, EARLY[how]
+
+    def _edit(self) -> None:
+        """Change the script."""
+        self.world.code += "+"
 
     def _ask_rewind(self, steps: int) -> None:
         self.world.owner.ask(RewindRun(steps=1 + steps))

@@ -9,11 +9,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from gemini_lab.display import tell
+from gemini_lab.errors import ConfigError
 from gemini_lab_bench.world.coverage import Coverage
 from gemini_lab_bench.world.schedule import BefallenWorld, Happening, draw
+from gemini_lab_bench.world.story import ToldWorld
 from gemini_lab_bench.world.virtual_loop import StandstillError
 from gemini_lab_bench.world.world import WorldShape
 
@@ -163,11 +166,30 @@ def _noted_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def explore(seeds: Iterable[int], *, covers: bool = False) -> bool:
+def _tell_break(found: Ran, folder: Path) -> None:
+    """Tell the smallest schedule that breaks a world, and draw what happens with it."""
+    smallest = shrink(found)
+    tell(f"seed {found.seed} breaks: {smallest.wrong[0]}")
+    tell(f"  {smallest.shape}\n  {smallest.schedule}")
+    try:
+        from gemini_lab_bench.world import story_picture  # noqa: PLC0415 - matplotlib may be missing
+    except ConfigError as error:
+        tell(f"  not drawn: {error}")
+        return
+    told = ToldWorld(smallest.seed, smallest.shape, smallest.schedule)
+    run_world(told)
+    told.note("broken", told.last_root, smallest.wrong[0])
+    file = folder / f"seed-{found.seed}.html"
+    story_picture.write_story(file, f"Seed {found.seed} breaks", told.moments)
+    tell(f"  drawn in {file}")
+
+
+def explore(seeds: Iterable[int], *, folder: Path, covers: bool = False) -> bool:
     """Run seeds until all have run or a user interrupts; return whether all hold.
 
     Args:
         seeds: Which.
+        folder: For diagrams of those that break.
         covers: Whether to tell what they reached, and what none of them did.
     """
     began_s = told_s = time.monotonic()
@@ -181,9 +203,7 @@ def explore(seeds: Iterable[int], *, covers: bool = False) -> bool:
             reached.add(ran.coverage)
             if ran.wrong:
                 broken.append(seed)
-                smallest = shrink(ran)
-                tell(f"seed {seed} breaks: {smallest.wrong[0]}")
-                tell(f"  {smallest.shape}\n  {smallest.schedule}")
+                _tell_break(ran, folder)
             if (now_s := time.monotonic()) > told_s + TOLD_S:
                 told_s = now_s
                 tell(f"{tried} seeds, the last is {seed}")
@@ -196,10 +216,12 @@ def explore(seeds: Iterable[int], *, covers: bool = False) -> bool:
     return not broken
 
 
-def show(seed: int) -> bool:
+def show(seed: int, *, folder: Path) -> bool:
     """Tell all that happens with one seed; return whether everything holds."""
     ran = run_seed(seed)
     tell(f"{ran.shape}\n{ran.schedule}")
     for line in (*ran.trace, *(f"WRONG {text}" for text in ran.wrong)):
         tell(line)
+    if ran.wrong:
+        _tell_break(ran, folder)
     return not ran.wrong

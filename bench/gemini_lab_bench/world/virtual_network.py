@@ -64,6 +64,10 @@ class VirtualNetwork:
             return False
         return sender is receiver or (sender.name, receiver.name) not in self._cut
 
+    def is_linked(self, one: NetworkHost, other: NetworkHost) -> bool:
+        """Return whether packets arrive in both directions."""
+        return self.is_open(one, other) and self.is_open(other, one)
+
     def cut(self, sender: str, receiver: str) -> None:
         """Lose all that goes from one machine to another."""
         self._cut.add((sender, receiver))

@@ -21,13 +21,17 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.memory.slab import Slab
 from gemini_lab.recovery.messages import (
     Doing,
+    End,
+    EndReached,
     EventSaid,
     GoBack,
+    GoOn,
     Held,
     Hold,
     Message,
     OldSlabsGiven,
     OldSlabsWanted,
+    ReadyToJoin,
     Refused,
     RestoreFailed,
     ScriptError,
@@ -36,6 +40,8 @@ from gemini_lab.recovery.messages import (
     SlabGiven,
     SlabRequest,
     SlotWanted,
+    Stand,
+    Stands,
     WorkerPulse,
     WorkerStart,
 )
@@ -55,6 +61,7 @@ HALF_BYTES: Final = 12
 """Of these, which are written before the rest: a rank may be killed in between."""
 CHUNK_BYTES: Final = 64
 FIRST_STATE: Final = 1
+SCRIPT: Final = "model.py"
 NEVER: Final = (-1, -1)
 """The moment of a rank that has no version whole: how often it went back, and a version."""
 WORD_S: Final = 0.2
@@ -70,7 +77,7 @@ class PeerLostError(Exception):
 
 
 class RejectedError(Exception):
-    """A copy cannot be used; it was said already."""
+    """This process is of no use: its copy cannot be used, or it cannot go on without its peers."""
 
 
 @dataclass(eq=False, slots=True)
@@ -83,6 +90,8 @@ class RankGroup:
     gone: set[int] = field(default_factory=set)
     # After which version the script goes back, and how far beyond.
     wish: tuple[int, int] | None = None
+    # A rank whose script comes to an end while the others train on, and how it does.
+    ends_early: tuple[int, str] | None = None
     _said: dict[object, dict[int, Any]] = field(default_factory=dict)
     _waiting: dict[object, list[tuple["VirtualRank", asyncio.Future[Any]]]] = field(
         default_factory=dict
@@ -197,7 +206,11 @@ class VirtualRank:
         self._order: GoBack | None = None  # which may have been obeyed
         self._say: Callable[[Message], None] = lambda _: None
         self._end: Callable[[int], None] = lambda _: None
-        self.job = world.job_of(start)
+        self._work: asyncio.Task[int] | None = None
+        self._goes_on = asyncio.Event()
+        self._is_kept = self._may_stand = False
+        # Who starts beside those that train meets none of them yet.
+        self.job = RankGroup(world, start) if start.joins else world.job_of(start)
 
     # -- its process -----------------------------------------------------------------------------
 
@@ -236,6 +249,10 @@ class VirtualRank:
                 self._answers.put_nowait((message, fds))
             case GoBack():
                 self._order = message
+            case Stand():
+                self._stand(message)
+            case GoOn(start=start):
+                self._go_on(start, fds)
             case _:
                 for fd in fds:
                     os.close(fd)
@@ -253,9 +270,44 @@ class VirtualRank:
         self._waits_in = what
         self.moved()
 
+    @property
+    def stands(self) -> bool:
+        """Whether it stands still in a recovery, so that it writes no memory."""
+        return self._work is not None and self._work.cancelled()
+
+    def _stand(self, order: Stand) -> None:
+        """Stop where training is, as `kept.process` does, if this process can go on from there."""
+        reason = "" if self._may_stand else "it is not in a loop over protected.steps"
+        if self._may_stand and self._work is not None:
+            self._work.cancel()
+        self.say(Stands(rank=self.start.rank, epoch=order.epoch, reason=reason))
+
+    def _go_on(self, start: WorkerStart, fds: list[int]) -> None:
+        """Train with other ranks from the version of another plan."""
+        for fd in fds:
+            os.close(fd)
+        self.start, self.job = start, self.world.job_of(start)
+        self.job.ranks[start.rank] = self
+        self.rewinds, self.whole, self._order = 0, NEVER, None
+        self.wants_hold = self.is_severed = False
+        self._is_kept = True
+        self._goes_on.set()
+
     async def _live(self) -> None:
         beat = asyncio.get_running_loop().create_task(self._beat())
-        code = 1
+        while True:
+            self._work = asyncio.get_running_loop().create_task(self._train())
+            await asyncio.wait([self._work])
+            if not self._work.cancelled():
+                break
+            await self._goes_on.wait()
+            self._goes_on.clear()
+        beat.cancel()
+        self.world.loop.soon(self.machine.process, self._end, self._work.result())
+        self.kill(is_told=True)
+
+    async def _train(self) -> int:
+        """Run the script; return the exit status of the process."""
         try:
             await self._script()
         except PeerLostError:
@@ -267,13 +319,13 @@ class VirtualRank:
         except GeminiError as error:
             self.say(ScriptError(error=type(error).__name__, text=str(error)))
         else:
-            code = 0
+            self._may_stand = False
+            if self.job.ends_early == (self.start.rank, "process"):
+                return 0
             self.say(ScriptFinished(rank=self.start.rank, epoch=self.start.epoch))
             # It serves the others until the root agent has the workers end.
             await asyncio.Event().wait()
-        beat.cancel()
-        self.world.loop.soon(self.machine.process, self._end, code)
-        self.kill(is_told=True)
+        return 1
 
     async def _beat(self) -> None:
         while True:
@@ -292,10 +344,17 @@ class VirtualRank:
 
     # -- its script ------------------------------------------------------------------------------
 
-    async def _script(self) -> None:
+    async def _come(self) -> None:
+        """Start, meet the other ranks, and load what the plan says."""
         rng = self.machine.random
         self.moved()
-        await asyncio.sleep(rng.uniform(0.1, 1.5))
+        await asyncio.sleep(rng.uniform(0.001, 0.05) if self._is_kept else rng.uniform(0.1, 1.5))
+        if self.start.joins and not self._is_kept:
+            self._may_stand = True
+            self.say(ReadyToJoin(rank=self.start.rank, epoch=self.start.epoch))
+            await asyncio.Event().wait()
+        if self._is_kept and self.start.plan.version is None:
+            raise RejectedError  # there is no version to go on from in this process
         self._doing = "meeting"
         await self.job.meet(self, "rendezvous")
         await self._protect()
@@ -305,6 +364,10 @@ class VirtualRank:
         states = await self.job.meet(self, "loaded", (self.state, self.version))
         self.world.judge.loaded(self, states)
         self._doing = "step"
+        self._may_stand = self.world.shape.keeps
+
+    async def _script(self) -> None:
+        await self._come()
         plan = self.start.plan
         if plan.version is not None:
             if plan.tier == "memory" and not plan.cuts:  # else peers have no copies of it yet
@@ -329,6 +392,9 @@ class VirtualRank:
             if all(one.is_over for one in asked):
                 return
             await self._update()
+            if self.job.ends_early is not None and self.job.ends_early[0] == self.start.rank:
+                await self._end_early(self.job.ends_early[1])
+                return
             orders = [one.order for one in asked]
             order = max((o for o in orders if o), key=lambda o: o.number, default=None)
             newest = None
@@ -338,6 +404,15 @@ class VirtualRank:
                 newest = self.version - 1 - self.job.wish[1] if not self.rewinds else None
             by_script = order is None or order.number != obeyed
             has_gone_back = newest is not None and await self._go_back(newest, by_script=by_script)
+
+    async def _end_early(self, how: str) -> None:
+        """Come to an end while the others train on: of the data, of the loop, or of the process."""
+        rank, epoch = self.start.rank, self.start.epoch
+        what: End = "epoch" if how == "data" else "loop"
+        self.say(EndReached(rank=rank, epoch=epoch, iteration=self.version, what=what))
+        self._doing = "between steps"
+        while how == "data":  # it waits for the others at the end of the epoch
+            await asyncio.sleep(1.0)
 
     def _is_over(self) -> bool:
         most = self.world.shape.iterations
@@ -401,19 +476,14 @@ class VirtualRank:
             seats = replace(seats, risk=risk).placed(settings)
         self.seats = seats
         kept = seats.kept_shards(start.rank)
-        self.say(
-            SlabRequest(
-                slots=[SlotWanted(shard, PAYLOAD.size) for shard in kept],
-                chunk_bytes=CHUNK_BYTES,
-                layout=_layout(start.rank, self.job.size),
-                replicas=[_layout(shard, self.job.size) for shard in kept[1:]],
+        if self.slab is None:
+            self.slab = await self._new_slab(kept)
+        if (code := self.world.code) != start.code.get(SCRIPT):
+            changed = (SCRIPT,) if SCRIPT in start.code else ()
+            seen = events.CodeSeen(
+                rank=start.rank, epoch=start.epoch, files={SCRIPT: code}, changed=changed
             )
-        )
-        answer, fds = await self._answers.get()
-        if isinstance(answer, Refused):
-            raise answer.to_error()
-        self.slab = Slab.attach(fds[0])
-        os.close(fds[0])
+            self._event(seen)
         self._event(
             events.Protected(
                 rank=start.rank,
@@ -425,6 +495,22 @@ class VirtualRank:
             )
         )
         await self.job.meet(self, "protected")
+
+    async def _new_slab(self, kept: Sequence[int]) -> Slab:
+        self.say(
+            SlabRequest(
+                slots=[SlotWanted(shard, PAYLOAD.size) for shard in kept],
+                chunk_bytes=CHUNK_BYTES,
+                layout=_layout(self.start.rank, self.job.size),
+                replicas=[_layout(shard, self.job.size) for shard in kept[1:]],
+            )
+        )
+        answer, fds = await self._answers.get()
+        if isinstance(answer, Refused):
+            raise answer.to_error()
+        slab = Slab.attach(fds[0])
+        os.close(fds[0])
+        return slab
 
     def _forget(self) -> None:
         """Discard what is left behind, as `engine.restore` does."""

@@ -1,4 +1,4 @@
-"""etcd as agents see it, and what goes wrong with leases, watches and transactions."""
+"""etcd as agents see it, and what goes wrong with its members, leases, watches and transactions."""
 
 import asyncio
 import random
@@ -16,6 +16,8 @@ from gemini_lab_bench.world.virtual_network import NetworkHost, VirtualNetwork
 Result = TypeVar("Result")
 LATE_LEASE_S: Final = 0.5
 """So much later than it says a lease runs out, at most: etcd looks twice a second."""
+ELECTION_S: Final = (1.0, 2.0)
+"""In which members elect another leader, by etcd's own settings."""
 
 
 @dataclass(slots=True)
@@ -28,12 +30,17 @@ class _Lease:
 class VirtualStore:
     """The content of an etcd, and who watches it.
 
+    Its members agree at once on what their leader does; only who is answered differs.
+
     Args:
-        network: Between it and its clients.
+        network: Between its members, and to its clients.
         rng: Draws delays.
+        members: How many there are.
 
     Attributes:
         is_up: Whether it answers; while it does not, it keeps what it has.
+        hosts: The machines of its members.
+        down: Members that do not run.
         keys: Each key with its value and lease.
         loses_answers: The part of transactions whose answer never comes, though they are done.
         watch_delay_s: The most by which a watch is late.
@@ -42,9 +49,11 @@ class VirtualStore:
         asked: How often clients asked for each kind of call.
     """
 
-    def __init__(self, network: VirtualNetwork, rng: random.Random) -> None:
+    def __init__(self, network: VirtualNetwork, rng: random.Random, members: int = 1) -> None:
         self.loop, self.network, self.rng = network.loop, network, rng
-        self.host = network.add("store")
+        self.hosts = [network.add(f"store-{number}") for number in range(members)]
+        self.down: set[int] = set()
+        self._leader, self._elects_until_s = 0, 0.0
         self.is_up = True
         self.is_full = False
         self.asked: Counter[str] = Counter()
@@ -56,22 +65,57 @@ class VirtualStore:
         self.on_write: Callable[[bytes], None] = lambda _: None
         self._look()
 
-    def hears(self, host: NetworkHost) -> bool:
-        """Return whether a client on this machine is answered."""
-        both = self.network.is_open(host, self.host) and self.network.is_open(self.host, host)
-        return self.is_up and both
+    def hears(self, host: NetworkHost, member: int | None = None) -> bool:
+        """Return whether a client on this machine is answered, by any member or by this one."""
+        has_leader = self.is_up and self.loop.time() >= self._elects_until_s
+        return has_leader and self.is_reached(host, member)
+
+    def is_reached(self, host: NetworkHost, member: int | None = None) -> bool:
+        """Return whether a way leads from a machine to a member that follows the leader."""
+        asked = range(len(self.hosts)) if member is None else [member]
+        linked = (n for n in asked if self.network.is_linked(host, self.hosts[n]))
+        return self._has_most(self._leader) and any(
+            self._are_linked(number, self._leader) for number in linked
+        )
+
+    def _are_linked(self, one: int, other: int) -> bool:
+        is_cut = not self.network.is_linked(self.hosts[one], self.hosts[other])
+        return not (is_cut or {one, other} & self.down)
+
+    def _has_most(self, member: int) -> bool:
+        members = range(len(self.hosts))
+        return 2 * sum(self._are_linked(member, other) for other in members) > len(self.hosts)
+
+    def _elect(self) -> None:
+        """Have another leader once this one is gone, if most members reach each other."""
+        able = [number for number in range(len(self.hosts)) if self._has_most(number)]
+        if able and self._leader not in able:
+            self._leader = self.rng.choice(able)
+            self._elects_until_s = self.loop.time() + self.rng.uniform(*ELECTION_S)
+            self._prolong_leases()
+
+    def recover(self) -> None:
+        """Have all members run, and reach each other."""
+        self.down.clear()
+        names = {host.name for host in self.hosts}
+        for name in names:
+            self.network.mend_among(name, names)
 
     def come_back(self, *, keeps_leases: bool) -> None:
         """Answer again; a new leader gives every lease its whole time, others counted on."""
         self.is_up = True
         if keeps_leases:
-            for lease in self._leases.values():
-                lease.until_s = self.loop.time() + lease.ttl_s
+            self._prolong_leases()
+
+    def _prolong_leases(self) -> None:
+        for lease in self._leases.values():
+            lease.until_s = self.loop.time() + lease.ttl_s
 
     def _look(self) -> None:
-        """Let leases run out."""
+        """Let leases run out, and a leader be elected."""
         self.loop.after(LATE_LEASE_S, self._look)
-        if self.is_up:
+        self._elect()
+        if self.hears(self.hosts[self._leader]):
             now_s = self.loop.time()
             for number in [
                 n for n, one in self._leases.items() if one.until_s + self.late_s < now_s
@@ -199,20 +243,19 @@ class VirtualClient(EtcdClient):
         return ""
 
     async def connect(self, endpoint: str) -> EtcdLink:
-        del endpoint
         process = this_process()
         assert process is not None
-        link = _StoreLink(self.store, process)
+        link = _StoreLink(self.store, process, self.address.endpoints.index(endpoint))
         await link.travel()
         return link
 
 
 class _StoreLink(EtcdLink):
-    """A connection to the world's store."""
+    """A connection to a member of the world's store."""
 
-    def __init__(self, store: VirtualStore, process: VirtualProcess) -> None:
+    def __init__(self, store: VirtualStore, process: VirtualProcess, member: int) -> None:
         super().__init__(None)
-        self.store, self.process = store, process
+        self.store, self.process, self._member = store, process, member
         self.host = store.network.place_of[process]
         self.is_closed = False
         self._watches: list[_Watch] = []
@@ -220,8 +263,20 @@ class _StoreLink(EtcdLink):
     async def travel(self) -> None:
         """Wait for as long as a message takes, and until the way is open."""
         await asyncio.sleep(self.store.network.delay_s())
-        while not self.store.hears(self.host):
+        while not self.is_answered:
             await asyncio.sleep(0.2)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether its member answers."""
+        return self.store.hears(self.host, self._member)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its member runs, and is reached; it may have lost the others."""
+        member = self.store.hosts[self._member]
+        is_down = not self.store.is_up or self._member in self.store.down
+        return self.store.network.is_linked(self.host, member) and not is_down
 
     async def ask(self, call: str, **fields: Any) -> Any:
         await self.travel()
@@ -280,11 +335,16 @@ class _Watch:
         return self._link.process
 
     def ring(self) -> None:
-        """Report a change, unless the way is cut; then the client's kernel breaks the stream."""
+        """Report a change, unless the way is cut; then the client's kernel breaks the stream.
+
+        A member that has lost the others reports nothing until it follows a leader again.
+        """
         if self._link.process.is_gone or self._link.is_closed:
             self._link.store.unwatch(self)
-        elif self._link.store.hears(self._link.host):
+        elif self._link.is_answered:
             self._link.store.loop.soon(self._link.process, self._say)
+        elif self._link.is_open:
+            self._link.store.loop.after(LATE_LEASE_S, self.ring)
         else:
             self._link.store.unwatch(self)
             self._link.store.loop.soon(self._link.process, self.end)

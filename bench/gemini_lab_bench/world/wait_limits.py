@@ -67,11 +67,10 @@ class WaitLimits:
     # -- what is so ------------------------------------------------------------------------------
 
     def _look_at_machines(self, now_s: float) -> None:
-        world, open_ = self._world, self._world.network.is_open
+        world, linked = self._world, self._world.network.is_linked
         root, registered = world.root(), self._registered()
         for machine in world.machines:
-            hosts = [world.store.host, *([root.net] if root else [])]
-            ways = [(machine.net, one) for one in hosts] + [(one, machine.net) for one in hosts]
+            ways = [root.net] if root else []
             is_well = (
                 machine.runs
                 and machine.net.opens
@@ -79,13 +78,14 @@ class WaitLimits:
                 and not world.store.is_full
                 and not world.network.slow_s  # a connection may take longer than is waited for
                 and machine not in world.drained
-                and all(open_(*way) for way in ways)
+                and world.store.is_reached(machine.net)
+                and all(linked(machine.net, way) for way in ways)
             )
             if not is_well or machine.name not in self._touched_s:
                 self._touched_s[machine.name] = now_s
             others = [one for one in registered if one is not machine]
             if (
-                any(self._answers(machine, one) for one in others)
+                any(linked(machine.net, one.net) for one in others)
                 or len(others) < FEWEST
                 or not machine.runs
             ):
@@ -96,10 +96,6 @@ class WaitLimits:
     def touch(self, *names: str) -> None:
         """Note that something has befallen machines that is over at once."""
         self._touched_s |= dict.fromkeys(names, self._world.loop.time())
-
-    def _answers(self, machine: "VirtualMachine", other: "VirtualMachine") -> bool:
-        is_open = self._world.network.is_open
-        return is_open(machine.net, other.net) and is_open(other.net, machine.net)
 
     def _registered(self) -> list["VirtualMachine"]:
         start = f"lab/{NODES}".encode()

@@ -38,7 +38,7 @@ from gemini_lab_bench.world.judge import LOOK_S, RUN, Judge
 from gemini_lab_bench.world.virtual_loop import VirtualLoop, VirtualProcess
 from gemini_lab_bench.world.virtual_machine import VirtualMachine
 from gemini_lab_bench.world.virtual_network import VirtualNetwork
-from gemini_lab_bench.world.virtual_rank import RankGroup
+from gemini_lab_bench.world.virtual_rank import SCRIPT, RankGroup
 from gemini_lab_bench.world.virtual_store import VirtualClient, VirtualStore
 
 TOKEN: Final = "token"  # noqa: S105 - of a simulated lab
@@ -73,6 +73,9 @@ class WorldShape:
     pace: float = 1.0  # how many times longer an iteration is than usual
     notice_s: float = 0.0  # between the word that a machine is to go and its end
     lease_s: float = 2.0
+    store_members: int = 1
+    keeps: bool = False  # whether ranks that are not lost keep their process
+    preloads: bool = False  # whether nodes are to import something for the next start
 
 
 class VirtualTier:
@@ -156,7 +159,8 @@ class VirtualWorld:
         self.network = self.loop.network = VirtualNetwork(
             self.loop, random.Random(f"network {seed}")
         )
-        self.store = VirtualStore(self.network, random.Random(f"store {seed}"))
+        store_rng = random.Random(f"store {seed}")
+        self.store = VirtualStore(self.network, store_rng, shape.store_members)
         self.store.on_write = self.note_write
         self.tier = VirtualTier(f"memory://world-{seed}")
         self.judge = Judge(self)
@@ -165,6 +169,7 @@ class VirtualWorld:
         self.jobs: dict[tuple[int, str], RankGroup] = {}
         self.is_ending = self.is_closing = self.has_lacked = False
         self.is_finite = True  # whether losses are numbers
+        self.code = "first"  # the digest of the script
         self.nodes_asked = shape.nodes
         self.drained: list[VirtualMachine] = []
         self.fuse: tuple[int, str] | None = None  # writes of the root's state, and what then
@@ -185,7 +190,7 @@ class VirtualWorld:
 
     @property
     def _etcd(self) -> EtcdAddress:
-        return EtcdAddress(endpoints=(f"{self.store.host.ip}:2379",))
+        return EtcdAddress(endpoints=tuple(f"{host.ip}:2379" for host in self.store.hosts))
 
     def bring(self) -> VirtualMachine:
         """Start another machine with its agent."""
@@ -270,10 +275,14 @@ class VirtualWorld:
             settings |= {"when_short": "shrink", "shrink_after_s": 1.0, "grow_pause_s": 2.0}
         if shape.follows:
             settings |= FOLLOWING
+        if shape.keeps:
+            settings["keep_processes"] = True
+        if shape.preloads:
+            settings["preload"] = "numpy"
         return JobOrder(
             number=1,
             run=RUN,
-            job=Job(script="model.py", cwd="/"),
+            job=Job(script=SCRIPT, cwd="/"),
             seats=Seats(
                 nodes=shape.nodes,
                 standbys=shape.standbys,

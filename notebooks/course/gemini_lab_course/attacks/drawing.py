@@ -9,7 +9,6 @@ from gemini_lab_widgets.pictures.board import (
     MARGIN,
     WIDTH,
     Board,
-    fit,
     inside,
     rows,
     seconds_axis,
@@ -18,16 +17,17 @@ from gemini_lab_widgets.pictures.picture import Picture, Table
 from gemini_lab_widgets.pictures.placement import NODE, draw_arrows, ring_points, ring_radius
 from gemini_lab_widgets.replica_layout import ring_places
 from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
+from matplotlib.patches import Circle, Rectangle
 
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.placement import Placement
+from gemini_lab_bench.world.story_picture import draw_story, story_table
 from gemini_lab_course.attacks.chunks import ChunkCase
 from gemini_lab_course.attacks.outcome import BesideOurs, Counterexample, Withstood, counted
 from gemini_lab_course.attacks.placements import PlacementCase
 from gemini_lab_course.attacks.recoveries import NEW, OLD, RecoveryCase
 from gemini_lab_course.attacks.roots import RootCase
-from gemini_lab_course.attacks.stories import Story, StoryMoment
+from gemini_lab_course.attacks.stories import Story
 
 DRAWN_UP_TO: Final = 24
 """Nodes of a placement that is drawn."""
@@ -59,7 +59,7 @@ def draw_counterexample(found: Counterexample) -> Picture:
         case RecoveryCase() as recovery, _:
             _recovery(board, recovery, broken=found.fault.shards)
         case RootCase(), Story() as story:
-            draw_story(board, story)
+            draw_story(board, story.nodes, story.moments)
             table = story_table(story.moments)
             return board.picture(tables=[table], plain=repr(found), summary="all that happened")
     lines = [(name, str(given)) for name, given in found.case.arguments.items()]
@@ -277,91 +277,3 @@ def _copy(
         )
     )
     inside(plane, x + wide / 2, y + CELL[1] / 2, str(version), colour=fill, bold=not is_lost)
-
-
-# -- a story of a root agent -----------------------------------------------------------------------
-
-
-MOST_ROWS: Final = 26
-"""Of what happened, the last ones."""
-ROW: Final = 24.0
-CLOCK: Final = 62.0
-"""Where the first node's line stands."""
-LANE: Final = 64.0
-SMALL: Final = 12.5
-COLOURS: Final = {
-    "failure": palette.FAILURE,
-    "root": palette.ORANGE,
-    "decision": palette.BLUE,
-    "running": palette.GREEN,
-    "broken": palette.FAILURE,
-}
-MARKS: Final = {"failure": "✕", "root": "★", "decision": "●", "running": "▶", "broken": "✕"}
-SAID: Final = {"failure": "{node} {text}", "root": "{node} {text}"}
-
-
-def draw_story(board: Board, story: Story) -> None:
-    """Below what is on the board already."""
-    shown = story.moments[-MOST_ROWS:]
-    left_out = len(story.moments) - len(shown)
-    if left_out:
-        board.notes([f"{left_out} earlier moments are not drawn."])
-    plane = board.plane(ROW * (len(shown) + 1) + 6)
-    places = {node: CLOCK + LANE * (i + 0.5) for i, node in enumerate(story.nodes)}
-    for node, x in places.items():
-        plane.text(x, ROW / 2, node, ha="center", va="center_baseline", weight="bold", size=SMALL)
-        plane.plot([x, x], [ROW, ROW * (len(shown) + 1)], color=palette.LIGHT.rule, linewidth=1)
-    for row, moment in enumerate(shown):
-        _moment(plane, places, moment, ROW * (row + 1.5))
-    board.legend(
-        [
-            (palette.FAILURE, "a failure"),
-            (palette.BLUE, "the root agent hears (arrow: from whom) → decides"),
-            (palette.ORANGE, "a root agent is elected"),
-            (palette.GREEN, "training goes on"),
-        ]
-    )
-
-
-def _moment(plane: Axes, places: dict[str, float], moment: StoryMoment, y: float) -> None:
-    colour, x = COLOURS[moment.kind], places.get(moment.node)
-    clock = "" if moment.kind == "broken" else f"{moment.at_s:.2f} s"
-    plane.text(MARGIN, y, clock, color=palette.LIGHT.dim, size=SMALL, va="center_baseline")
-    if x is not None:
-        if moment.said_by in places and moment.said_by != moment.node:
-            _arrow(plane, places[str(moment.said_by)], x, y)
-        plane.text(
-            x, y, MARKS[moment.kind], color=colour, size=15, ha="center", va="center_baseline"
-        )
-    text = SAID.get(moment.kind, "{text}").format(node=moment.node, text=moment.text)
-    right = CLOCK + LANE * len(places) + 10
-    is_plain = moment.kind == "decision"
-    plane.text(
-        right,
-        y,
-        fit(text, WIDTH - right - MARGIN, size=SMALL),
-        color=palette.LIGHT.ink if is_plain else colour,
-        size=SMALL,
-        va="center_baseline",
-        weight="normal" if is_plain else "bold",
-    )
-
-
-def _arrow(plane: Axes, start: float, end: float, y: float) -> None:
-    shrunk = 8 if end > start else -8
-    plane.add_patch(
-        FancyArrowPatch(
-            (start, y),
-            (end - shrunk, y),
-            arrowstyle="-|>,head_length=.4,head_width=.2",
-            mutation_scale=12,
-            color=palette.BLUE,
-            linewidth=1.2,
-        )
-    )
-
-
-def story_table(moments: Sequence[StoryMoment]) -> Table:
-    """Return all that happened, as text."""
-    rows = [(f"{m.at_s:.2f} s", m.node, m.said_by or "", m.text) for m in moments]
-    return Table(head=("time", "node", "heard from", "what"), rows=rows)

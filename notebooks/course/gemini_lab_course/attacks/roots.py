@@ -15,6 +15,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab_bench.world.schedule import PHASES, ROOT, Happening
 from gemini_lab_bench.world.seeds import smaller_ones
+from gemini_lab_bench.world.story import FAILURES
 from gemini_lab_bench.world.world import WorldShape
 from gemini_lab_course.attacks.outcome import (
     BesideOurs,
@@ -25,7 +26,6 @@ from gemini_lab_course.attacks.outcome import (
 )
 from gemini_lab_course.attacks.search import NOTHING, Patience
 from gemini_lab_course.attacks.stories import (
-    FAILURES,
     NEVER,
     MakeRoot,
     Story,

@@ -3,15 +3,16 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from gemini_lab.lab.submission import ONE_S, TooLong, limit
 from gemini_lab.log import events
 from gemini_lab.recovery.protocol import Instruction, Send
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
-from gemini_lab_bench.world.schedule import BefallenWorld, Happening
+from gemini_lab_bench.world.schedule import Happening
 from gemini_lab_bench.world.seeds import run_world
+from gemini_lab_bench.world.story import StoryMoment, WatchedWorld
 from gemini_lab_bench.world.virtual_machine import VirtualMachine
 from gemini_lab_bench.world.world import WorldShape
 from gemini_lab_course.own_root.deciding import Cluster, Decide, Event, GuideError, told
@@ -22,33 +23,6 @@ MakeRoot = Callable[[RootState, float], RootAgent]
 """A new root agent, from the state that the last one left, and now."""
 NEVER: Final = "the run never ends, although nothing fails any more"
 THROWN: Final = re.compile(r"recovery \d+ goes on from (\w+) .*though version (\d+) exists")
-FAILURES: Final = {
-    "kill": "is lost",
-    "freeze": "falls silent",
-    "thaw": "is back",
-    "kill_rank": "loses its worker",
-    "reset": "loses its connections to the root agent",
-}
-Kind = Literal["failure", "root", "decision", "running", "broken"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoryMoment:
-    """One thing that happened.
-
-    Attributes:
-        at_s: When, in simulated seconds.
-        kind: What it was; a decision is the root agent's.
-        node: Where.
-        text: What it was, in a few words.
-        said_by: The node that the root agent heard of it, if another one.
-    """
-
-    at_s: float
-    kind: Kind
-    node: str
-    text: str
-    said_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +48,8 @@ class Story:
     iterations: int
 
 
-class WatchedWorld(BefallenWorld):
-    """A world that remembers what happened; in the end nothing fails any more.
+class RootWorld(WatchedWorld):
+    """A world in which a root agent decides; in the end nothing fails any more.
 
     Args:
         seed: Of who comes first, where nothing else decides that.
@@ -91,18 +65,9 @@ class WatchedWorld(BefallenWorld):
     ) -> None:
         super().__init__(seed, shape, schedule)
         self._make_root = make_root
-        self.moments: list[StoryMoment] = []
         self.orders = self.iterations = 0
-        self.last_root = ""
         self.was_told = self.has_answered = False
         self.world.make_root = self._make
-        self.world.judge.on_event = self._hear
-
-    def note(self, kind: Kind, node: str, text: str, said_by: str | None = None) -> None:
-        """Remember this."""
-        at_s = self.world.loop.time()
-        moment = StoryMoment(at_s=at_s, kind=kind, node=node, text=text, said_by=said_by)
-        self.moments.append(moment)
 
     # -- what is noted -----------------------------------------------------------------------------
 
@@ -131,37 +96,16 @@ class WatchedWorld(BefallenWorld):
 
         return decided
 
-    def _hear(self, machine: VirtualMachine, event: events.AnyEvent, term: int | None) -> None:
-        del term
-        match event:
-            case events.RootElected():
-                self.last_root = machine.name
-                if self.world.jobs:
-                    self.note("root", machine.name, "is the root agent now")
-            case events.RecoveryFinished():
-                self.note("running", machine.name, "training goes on")
-            case events.Iteration(rank=0):
-                self.iterations += 1
-
-    def befall(self, kind: str, *numbers: int) -> None:
-        before = {one: (one.is_dead, one.process.runs) for one in self.world.machines}
-        if kind == "kill_rank" and self._machine(numbers[0]).has_workers:
-            self.note("failure", self._machine(numbers[0]).name, FAILURES[kind])
-        if kind == "reset":
-            self.note("failure", self._machine(numbers[1]).name, FAILURES[kind])
-        super().befall(kind, *numbers)
-        for machine, (was_dead, ran) in before.items():
-            if machine.is_dead and not was_dead:
-                self.note("failure", machine.name, FAILURES["kill"])
-            elif not machine.is_dead and machine.process.runs != ran:
-                self.note("failure", machine.name, FAILURES["freeze" if ran else "thaw"])
+    def hear(self, machine: VirtualMachine, event: events.AnyEvent, term: int | None) -> None:
+        super().hear(machine, event, term)
+        self.iterations += isinstance(event, events.Iteration) and event.rank == 0
 
 
 def tell(
     shape: WorldShape, schedule: Sequence[Happening], make_root: MakeRoot, *, seed: int = 1
 ) -> Story:
     """Return what becomes of a run with these failures; afterwards nothing fails any more."""
-    watched = WatchedWorld(seed, shape, schedule, make_root)
+    watched = RootWorld(seed, shape, schedule, make_root)
     world = watched.world
     ran = run_world(watched)
     broken = ""
