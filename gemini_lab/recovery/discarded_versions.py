@@ -141,9 +141,8 @@ def with_way_on(state: RootState, versions: Sequence[int], reason: str) -> RootS
             "no version that was verified is in the persistent tier: --resume would begin at the "
             f"start{', and asks before' if state.discarded.left[-1].version else ''}"
         )
-    return replace(
-        state,
-        story=replace(
+    return state.with_parts(
+        replace(
             state.story, ending=msgspec.structs.replace(ending, reason=f"{ending.reason}; {way_on}")
-        ),
+        )
     )

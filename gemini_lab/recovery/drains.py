@@ -50,9 +50,8 @@ def moving(state: RootState) -> RootState:
     """Return the state for the next start, which avoids the node that ranks stopped for."""
     if not state.drain.holding:
         return state
-    return replace(
-        state,
-        drain=replace(state.drain, moved=(*state.drain.moved, state.drain.holding), holding=""),
+    return state.with_parts(
+        replace(state.drain, moved=(*state.drain.moved, state.drain.holding), holding="")
     )
 
 
@@ -99,11 +98,10 @@ class Drains:
         if node not in state.drain.moved:
             yield Emit(event=events.NodeLeaving(name=node, within_s=within_s))
         moved = state.drain.moved if node in state.members else (*state.drain.moved, node)
-        state = replace(
-            state,
-            drain=replace(
+        state = state.with_parts(
+            replace(
                 state.drain, leaving=(*state.drain.leaving, node), moved=tuple(dict.fromkeys(moved))
-            ),
+            )
         )
         yield WriteState(state=state)
 
@@ -114,7 +112,7 @@ class Drains:
             return
         left = tuple(node for node in state.drain.leaving if node not in free)
         moved = tuple(dict.fromkeys((*state.drain.moved, *free)))
-        state = replace(state, drain=replace(state.drain, leaving=left, moved=moved))
+        state = state.with_parts(replace(state.drain, leaving=left, moved=moved))
         yield WriteState(state=state)
         for node in free:
             self._ahead.forget(node)
@@ -135,7 +133,7 @@ class Drains:
             yield from self._ahead.begin(at_s, state, living, node)
             return
         yield from self._stop.begin(
-            at_s, replace(state, drain=replace(state.drain, holding=node)), living
+            at_s, state.with_parts(replace(state.drain, holding=node)), living
         )
 
     def _wait(

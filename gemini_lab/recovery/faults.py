@@ -188,7 +188,7 @@ def judge_machine(
         is_told: Whether its agent has said that it cannot do what it was told.
     """
     offences = (*state.faults.offences, node)
-    state = replace(state, faults=replace(state.faults, offences=offences))
+    state = state.with_parts(replace(state.faults, offences=offences))
     times = offences.count(node)
     if not is_told and times < MAX_ATTEMPTS:
         return FailureVerdict(state=state)
@@ -402,8 +402,8 @@ def without_copy(
     assert said.holder is not None
     bad = Copy(shard=said.shard, version=said.version, node=said.holder, lineage=lineage)
     more = known if bad in state.discarded.bad_copies else [bad]
-    return replace(
-        state, discarded=replace(state.discarded, bad_copies=(*state.discarded.bad_copies, *more))
+    return state.with_parts(
+        replace(state.discarded, bad_copies=(*state.discarded.bad_copies, *more))
     )
 
 

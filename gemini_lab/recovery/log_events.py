@@ -22,7 +22,7 @@ def beginning(state: RootState, trouble: Trouble) -> RootState:
         iteration=state.reached.iteration,
     )
     ended = [one for one in state.story.said if isinstance(one, events.RecoveryFinished)]
-    return replace(state, story=replace(state.story, trouble=trouble, said=(*ended, started)))
+    return state.with_parts(replace(state.story, trouble=trouble, said=(*ended, started)))
 
 
 def planned_event(plan: RecoveryPlan, *, recovery: int, epoch: int) -> events.RecoveryPlanned:

@@ -132,7 +132,7 @@ class ReplicaPlacing:
                 case _:
                     pass
         if risk is not state.copies.risk:
-            state = replace(state, copies=replace(state.copies, risk=risk))
+            state = state.with_parts(replace(state.copies, risk=risk))
         return _with_size(state, happening)
 
     def place(
@@ -150,21 +150,20 @@ class ReplicaPlacing:
         seats = replace(seats_with(state, living, at_s), members=plan.members)
         if seats.placement is None:  # the workers choose, once they know the sizes
             return RestartPlacement(
-                state=replace(state, setup=replace(state.setup, placed=seats)), plan=plan
+                state=state.with_parts(replace(state.setup, placed=seats)), plan=plan
             )
         if not follows(state) or plan.cuts:
             return RestartPlacement(state=state, plan=plan)
         for placement, later, told in self._offers(state, seats, plan):
-            other = replace(
-                state,
-                setup=replace(state.setup, placed=replace(seats, placement=placement)),
-                copies=replace(state.copies, later=later, placed_at_s=at_s),
+            other = state.with_parts(
+                replace(state.setup, placed=replace(seats, placement=placement)),
+                replace(state.copies, later=later, placed_at_s=at_s),
             )
             made = make(other)
             if _what(made) == _what(plan) and _keeps_copies(seats, placement, plan, made):
                 return RestartPlacement(state=other, plan=made, told=(told,))
         return RestartPlacement(
-            state=replace(state, setup=replace(state.setup, placed=seats)), plan=plan
+            state=state.with_parts(replace(state.setup, placed=seats)), plan=plan
         )
 
     def _offers(
@@ -202,9 +201,7 @@ class ReplicaPlacing:
         self._looked, self._looked_s = looked, at_s
         seats = seats_with(state, living, at_s)
         if _later(state) or next_change(state, seats):
-            state = replace(
-                state, copies=replace(state.copies, is_replacing=True, placed_at_s=at_s)
-            )
+            state = state.with_parts(replace(state.copies, is_replacing=True, placed_at_s=at_s))
             yield from self._stop.begin(at_s, state, living)
         else:
             yield from self._say_short(state, seats)
@@ -280,7 +277,7 @@ def _with_size(state: RootState, happening: Happening) -> RootState:
     if not isinstance(said, events.Protected):
         return state
     known = 0 if said.rank == 0 else state.setup.shard_bytes
-    return replace(state, setup=replace(state.setup, shard_bytes=max(known, said.shard_bytes)))
+    return state.with_parts(replace(state.setup, shard_bytes=max(known, said.shard_bytes)))
 
 
 def _told(seats: Seats, placement: Placement, state: RootState, reason: str) -> Emit:

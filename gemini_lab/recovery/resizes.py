@@ -166,10 +166,9 @@ def _seated(state: RootState, size: int, members: Sequence[str | None]) -> RootS
         placed = seats.placed(settings, shard_bytes=shard_bytes)
     except CapacityError:  # a worker says so, and of which node
         placed = seats.placed(settings)
-    return replace(
-        state,
-        setup=replace(state.setup, placed=placed, fingerprint=""),
-        resize=replace(state.resize, is_unsettled=True),
+    return state.with_parts(
+        replace(state.setup, placed=placed, fingerprint=""),
+        replace(state.resize, is_unsettled=True),
     )
 
 
@@ -227,7 +226,7 @@ class Resizes:
             return
         self._waits_for = ""
         yield from self._stop.begin(
-            at_s, replace(state, resize=replace(state.resize, resizing=size)), living
+            at_s, state.with_parts(replace(state.resize, resizing=size)), living
         )
 
     def _next_size(self, at_s: float, state: RootState, living: Living) -> tuple[int, str]:
@@ -272,8 +271,8 @@ class Resizes:
         wanted = 0 if state.resize.wanted == nodes else state.resize.wanted
         refused = (*state.resize.refused, nodes)
         yield WriteState(
-            state=replace(
-                state, resize=replace(state.resize, refused=refused, wanted=wanted, resizing=0)
+            state=state.with_parts(
+                replace(state.resize, refused=refused, wanted=wanted, resizing=0)
             )
         )
         yield Emit(event=events.ResizeRefused(nodes=nodes, reason=reason))
@@ -281,11 +280,11 @@ class Resizes:
     def end(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
         """Emit a changed size after training has resumed."""
         before, nodes = state.resize.size, state.seats.nodes
-        state = replace(state, resize=replace(state.resize, size=nodes, resizing=0))
+        state = state.with_parts(replace(state.resize, size=nodes, resizing=0))
         if before not in {0, nodes}:
             is_calm = at_s > state.resize.resized_at_s + LONGEST_PAUSE_S
             growths = (0 if is_calm else state.resize.growths) + (nodes > before)
-            state = replace(state, resize=replace(state.resize, resized_at_s=at_s, growths=growths))
+            state = state.with_parts(replace(state.resize, resized_at_s=at_s, growths=growths))
         yield WriteState(state=state)
         if before not in {0, nodes}:
             yield Emit(
@@ -303,6 +302,6 @@ class Resizes:
         """Free slabs of other world sizes, because a version made since is whole."""
         if not state.resize.is_unsettled or state.phase != "running":
             return
-        yield WriteState(state=replace(state, resize=replace(state.resize, is_unsettled=False)))
+        yield WriteState(state=state.with_parts(replace(state.resize, is_unsettled=False)))
         for node in in_order(living):
             yield Send(to=node, order=Settle(epoch=state.epoch, ranks=state.seats.world_size))

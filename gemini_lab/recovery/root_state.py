@@ -1,8 +1,8 @@
 """The state of a run that a root agent leaves to the next one, in parts."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -218,6 +218,11 @@ class RootState:
     copies: CopyPlacement = field(default_factory=CopyPlacement)
     story: RecoveryStory = field(default_factory=RecoveryStory)
 
+    def with_parts(self, *parts: "StatePart") -> "RootState":
+        """Return the state with these parts in the place of those of their kinds."""
+        changed: dict[str, Any] = {_NAMES[type(part)]: part for part in parts}
+        return replace(self, **changed)
+
     def on_clock(self, at_s: float) -> "RootState":
         """Return the state for a root agent whose clock reads `at_s` now.
 
@@ -229,20 +234,19 @@ class RootState:
         ahead_s = at_s - self.story.clock_s
         trouble, resized_at_s = self.story.trouble, self.resize.resized_at_s
         placed_at_s = self.copies.placed_at_s
-        return replace(
-            self,
-            story=replace(
+        return self.with_parts(
+            replace(
                 self.story,
                 trouble=trouble and replace(trouble, since_s=trouble.since_s + ahead_s),
                 clock_s=0.0,
             ),
-            resize=replace(self.resize, resized_at_s=resized_at_s and resized_at_s + ahead_s),
-            copies=replace(self.copies, placed_at_s=placed_at_s and placed_at_s + ahead_s),
+            replace(self.resize, resized_at_s=resized_at_s and resized_at_s + ahead_s),
+            replace(self.copies, placed_at_s=placed_at_s and placed_at_s + ahead_s),
         )
 
     def written_at(self, clock_s: float) -> "RootState":
         """Return the state as it is stored, with the writer's clock."""
-        return replace(self, story=replace(self.story, clock_s=clock_s))
+        return self.with_parts(replace(self.story, clock_s=clock_s))
 
     @property
     def job(self) -> JobOrder:
@@ -314,7 +318,7 @@ class RootState:
     def to_text(self) -> str:
         """Return the state as JSON, with the seats in few words: a store takes 1.5 MB at most."""
         placed = self.setup.placed
-        rest = replace(self, setup=replace(self.setup, placed=None))
+        rest = self.with_parts(replace(self.setup, placed=None))
         stored = _Stored(rest=rest, seats=None if placed is None else ToldSeats.of(placed))
         return msgspec.json.encode(stored).decode()
 
@@ -323,7 +327,22 @@ class RootState:
         """Return the state that `to_text` gave."""
         stored = msgspec.json.decode(text, type=_Stored)
         placed = None if stored.seats is None else stored.seats.whole()
-        return replace(stored.rest, setup=replace(stored.rest.setup, placed=placed))
+        return stored.rest.with_parts(replace(stored.rest.setup, placed=placed))
+
+
+StatePart = (
+    Setup
+    | TrainingProgress
+    | InTier
+    | Discarded
+    | NodesSetAside
+    | Drain
+    | Faults
+    | Resize
+    | CopyPlacement
+    | RecoveryStory
+)
+_NAMES: Final = {type(getattr(RootState(), one.name)): one.name for one in fields(RootState)}
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -67,7 +67,7 @@ from gemini_lab.recovery.requests import (
 from gemini_lab.recovery.resizes import patience_s
 from gemini_lab.recovery.root.agents import Agents
 from gemini_lab.recovery.root.ending import Ending
-from gemini_lab.recovery.root.known_run import KnownRun
+from gemini_lab.recovery.root.known_run import KnownRun, PartOfRoot
 from gemini_lab.recovery.root.lifecycle import Lifecycle
 from gemini_lab.recovery.root.workers import Workers
 from gemini_lab.recovery.root_state import (
@@ -87,7 +87,7 @@ INVENTORY_LIMIT_S: Final = 900.0  # reading every checksum of a large memory tak
 LONGEST_RETRY_S: Final = 30.0
 
 
-class RootAgent:
+class RootAgent(PartOfRoot):
     """The root agent, as a state machine without I/O.
 
     Args:
@@ -101,16 +101,11 @@ class RootAgent:
     """Whether deciding may take seconds, as a user's own function may."""
 
     def __init__(self, *, state: RootState, at_s: float) -> None:
-        self.run = run = KnownRun(state=state, at_s=at_s)
+        super().__init__(run := KnownRun(state=state, at_s=at_s))
         self.ending = Ending(run)
         self.lifecycle = self.lifecycle_kind(run, self.ending)
         self.workers = Workers(run, self.lifecycle, self.ending)
         self.agents = self.agents_kind(run, self.lifecycle, self.workers, self.ending)
-
-    @property
-    def state(self) -> RootState:
-        """The state now."""
-        return self.run.state
 
     @property
     def living(self) -> dict[str, AgentJoined]:
@@ -127,7 +122,7 @@ class RootAgent:
     def handle(self, happening: Happening) -> list[Instruction]:
         """Return what is to be done because of a happening."""
         done = list(self._handle(happening))
-        self.run.state = self.run.replicas.hear(happening, done, self.run.state)
+        self.run.state = self.run.replicas.hear(happening, done, self.state)
         return done
 
     def _handle(self, happening: Happening) -> Iterator[Instruction]:
@@ -152,7 +147,7 @@ class RootAgent:
 
     def _on_message(self, said: FromAgent) -> Iterator[Instruction]:
         message = said.message
-        if message.epoch not in {None, self.run.state.epoch}:
+        if message.epoch not in {None, self.state.epoch}:
             return  # from before a fence
         match message:
             case Fenced() | Inventory():
@@ -190,9 +185,9 @@ class RootAgent:
             known.pop(said.fault, None)
         elif said.fault in RULES:
             known[said.fault] = said
-        if self.run.state.setup.order is None or said.fault not in RULES:
+        if self.state.setup.order is None or said.fault not in RULES:
             return  # with a job, it is told then
-        is_asked = self.run.state.read_settings().on_ailing == "drain"
+        is_asked = self.state.read_settings().on_ailing == "drain"
         drains = is_asked and RULES[said.fault].drains and not said.is_over
         seen = f"{RULES[said.fault].means}: {said.seen}"
         yield Emit(
@@ -208,9 +203,9 @@ class RootAgent:
     ) -> Iterator[Instruction]:
         """Act on a rank that has stopped, a node that can start ranks, or one that is to leave."""
         match said:
-            case Held() if self.run.stop.is_complete(said.rank, self.run.state):
-                leaves = [self.run.state.drain.holding] if self.run.state.drain.holding else []
-                yield from self.lifecycle.restart(at_s, cause=what_for(self.run.state), lost=leaves)
+            case Held() if self.run.stop.is_complete(said.rank, self.state):
+                leaves = [self.state.drain.holding] if self.state.drain.holding else []
+                yield from self.lifecycle.restart(at_s, cause=what_for(self.state), lost=leaves)
             case ReadyToStart() if node in self.run.living:
                 self.run.living[node] = replace(self.run.living[node], is_ready=True)
                 yield from self.run.let_leave(at_s)
@@ -227,22 +222,21 @@ class RootAgent:
             return
         if said.version != self.run.saver.version:
             return
-        yield from self.run.saver.hear(at_s, node, said, state=self.run.state)
+        yield from self.run.saver.hear(at_s, node, said, state=self.state)
         if isinstance(said, Committed):
             saved, saved_at_s = self.run.saver.last
-            self.run.state = replace(
-                self.run.state,
-                tier=replace(
-                    self.run.state.tier,
+            self.run.change(
+                replace(
+                    self.state.tier,
                     saved=saved,
                     saved_at_s=saved_at_s,
                     is_behind=self.run.saver.is_behind,
-                ),
+                )
             )
-            yield WriteState(state=self.run.state)
-        if self.run.state.phase == "finishing" and self.run.saver.version is None:
+            yield WriteState(state=self.state)
+        if self.state.phase == "finishing" and self.run.saver.version is None:
             yield from self.ending.save_last(at_s)
-        elif self.run.state.is_disowning and self.run.saver.version is None:
+        elif self.state.is_disowning and self.run.saver.version is None:
             yield from self.ending.end_disowned(
                 [said.version] if isinstance(said, Committed) else []
             )
@@ -253,14 +247,14 @@ class RootAgent:
 
     def _on_job(self, submitted: JobSubmitted) -> Iterator[Instruction]:
         seats = submitted.order.seats
-        going = {*self.run.state.drain.leaving, *self.run.state.drain.moved}
-        trusted = in_order(self.run.living.keys() - {*self.run.state.nodes.wrong})
+        going = {*self.state.drain.leaving, *self.state.drain.moved}
+        trusted = in_order(self.run.living.keys() - {*self.state.nodes.wrong})
         best_first = sorted(trusted, key=lambda node: node in going)
         present = in_order(best_first[: seats.nodes])
         members = (*present, *[None] * (seats.nodes - len(present)))
         self.run.saver = Saver(last_s=submitted.at_s)
         self.run.repeats, self.run.watch.losses = Repeats(), LossWatch()
-        before = self.run.state
+        before = self.state
         self.run.state = RootState(
             epoch=before.epoch,
             setup=Setup(order=submitted.order, placed=seats.seated(members)),
@@ -276,7 +270,7 @@ class RootAgent:
 
     def _on_request(self, said: Requested) -> Iterator[Instruction]:
         """Start what a user asks for; a new root agent reads again what the last one has done."""
-        run, state = self.run, self.run.state
+        run, state = self.run, self.state
         match said.request:
             case StopRun() if state.phase in ACTIVE:
                 reason = "the run was stopped by its owner"
@@ -295,7 +289,7 @@ class RootAgent:
                 run.asked_back = orders[-1] if orders else run.asked_back
                 yield from done
             case DrainNode(node=node) if said.number > state.drain.drains:
-                run.state = replace(state, drain=replace(state.drain, drains=said.number))
+                run.state = state.with_parts(replace(state.drain, drains=said.number))
                 yield from self._on_leaving(said.at_s, node)
             case ResizeRun(nodes=nodes):
                 yield from self._on_resize(said.at_s, said.number, nodes)
@@ -304,22 +298,22 @@ class RootAgent:
         self, at_s: float, node: str, *, within_s: float | None = None
     ) -> Iterator[Instruction]:
         yield from self.run.adopt(
-            self.run.drains.ask(self.run.state, self.run.living, node, within_s=within_s)
+            self.run.drains.ask(self.state, self.run.living, node, within_s=within_s)
         )
         yield from self.run.let_leave(at_s)
 
     def _on_resize(self, at_s: float, number: int, nodes: int) -> Iterator[Instruction]:
-        goal = self.run.state.goal
-        yield from self.run.adopt(self.run.resizes.ask(number, nodes, self.run.state))
-        if self.run.state.goal < goal:  # of the machines that were asked for, some are too many
-            count = nodes_wanted(self.run.state, self.run.living)
-            yield RequestNodes(wanted=count, reason=f"{self.run.state.goal} nodes are enough")
+        goal = self.state.goal
+        yield from self.run.adopt(self.run.resizes.ask(number, nodes, self.state))
+        if self.state.goal < goal:  # of the machines that were asked for, some are too many
+            count = nodes_wanted(self.state, self.run.living)
+            yield RequestNodes(wanted=count, reason=f"{self.state.goal} nodes are enough")
         yield from self.run.let_leave(at_s)
 
     # -- time ----------------------------------------------------------------------------------
 
     def _on_tick(self, at_s: float) -> Iterator[Instruction]:
-        match self.run.state.phase:
+        match self.state.phase:
             case "fencing" if at_s - self.run.asked_s > FENCE_LIMIT_S:
                 yield from self.agents.drop_silent(at_s)
             case "inventory" if at_s - self.run.asked_s > INVENTORY_LIMIT_S:
@@ -328,21 +322,21 @@ class RootAgent:
                 yield from self._look_again(at_s)
             case "starting" | "running":
                 yield from self._look_at_workers(at_s)
-            case "failed" if self.run.state.is_disowning:
+            case "failed" if self.state.is_disowning:
                 yield from self.ending.hurry(at_s)
             case "finishing":
-                yield from self.run.saver.give_up_if_late(at_s, state=self.run.state)
+                yield from self.run.saver.give_up_if_late(at_s, state=self.state)
                 if self.run.saver.version is None:
                     yield from self.ending.save_last(at_s)
 
     def _look_again(self, at_s: float) -> Iterator[Instruction]:
         """Plan again while the run waits: once with fewer machines, else with what has come."""
-        yield from self.run.saver.give_up_if_late(at_s, state=self.run.state)
-        if self.run.state.story.parting is not None:
+        yield from self.run.saver.give_up_if_late(at_s, state=self.state)
+        if self.state.story.parting is not None:
             yield from self.lifecycle.end_if_saved(at_s)
             return
         yield from self._save_meanwhile(at_s)
-        if patience_s(self.run.state, at_s) == 0 and not self.lifecycle.has_run_short:
+        if patience_s(self.state, at_s) == 0 and not self.lifecycle.has_run_short:
             self.lifecycle.has_run_short = True
             yield from self.lifecycle.decide(at_s)
         elif (
@@ -356,24 +350,24 @@ class RootAgent:
     def _look_at_workers(self, at_s: float) -> Iterator[Instruction]:
         """Notice workers that are late, and start what is due."""
         yield from self.workers.check_progress(at_s)
-        if late := self.run.stop.late(at_s, self.run.state.ranks):
+        if late := self.run.stop.late(at_s, self.state.ranks):
             yield Emit(event=events.Note(text=late))
         if self.run.roll_call.is_late(at_s):
             yield from self.lifecycle.restart(at_s, cause=SEVERED, lost=[])
             return
         if self.run.ahead.is_late(at_s):
             yield from self.run.without_ahead(at_s, "they did not come to `protect` in time")
-        if self.run.state.phase == "running":
-            yield from self.run.saver.give_up_if_late(at_s, state=self.run.state)
-            yield from self.run.saver.begin_if_due(at_s, state=self.run.state)
+        if self.state.phase == "running":
+            yield from self.run.saver.give_up_if_late(at_s, state=self.state)
+            yield from self.run.saver.begin_if_due(at_s, state=self.state)
             yield from self.run.adopt(
-                self.run.resizes.begin_if_due(at_s, self.run.state, self.run.living)
+                self.run.resizes.begin_if_due(at_s, self.state, self.run.living)
             )
             yield from self.run.adopt(
-                self.run.replicas.begin_if_due(at_s, self.run.state, self.run.living)
+                self.run.replicas.begin_if_due(at_s, self.state, self.run.living)
             )
 
     def _save_meanwhile(self, at_s: float) -> Iterator[Instruction]:
         """Save what memory holds while machines are missing, so that fewer can go on from it."""
         if self.run.plan is not None and self.run.plan.missing:
-            yield from self.run.saver.begin_from_memory(at_s, self.run.plan, state=self.run.state)
+            yield from self.run.saver.begin_from_memory(at_s, self.run.plan, state=self.state)

@@ -19,7 +19,7 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Emit, HangUp, Instruction, Send
 from gemini_lab.recovery.resizes import patience_s
 from gemini_lab.recovery.root.ending import Ending
-from gemini_lab.recovery.root.known_run import KnownRun
+from gemini_lab.recovery.root.known_run import KnownRun, PartOfRoot
 from gemini_lab.recovery.root.lifecycle import Lifecycle
 from gemini_lab.recovery.root.workers import Workers
 from gemini_lab.recovery.root_state import ACTIVE, RESTARTING, Phase
@@ -29,20 +29,21 @@ MOST_BREAKS: Final = 3
 """Of a connection before its agent has answered: as often it is asked, and then done without."""
 
 
-class Agents:
+class Agents(PartOfRoot):
     """The agents of a run: they join, are lost, and come back."""
 
     def __init__(
         self, run: KnownRun, lifecycle: Lifecycle, workers: Workers, ending: Ending
     ) -> None:
-        self.run, self.lifecycle, self.workers, self.ending = run, lifecycle, workers, ending
+        super().__init__(run)
+        self.lifecycle, self.workers, self.ending = lifecycle, workers, ending
 
     # -- a root agent after another ------------------------------------------------------------
 
     def take_over(self, at_s: float) -> list[Instruction]:
         """Go on from the previous root agent's state; `living` was filled before."""
-        phase = self.run.state.phase
-        again = [Emit(event=event) for event in self.run.state.story.said]
+        phase = self.state.phase
+        again = [Emit(event=event) for event in self.state.story.said]
         if phase not in ACTIVE:
             return [*again, *self.ending.part(at_s)]
         heard = list(self.workers.learn_left(self.run.living.values()))
@@ -52,21 +53,18 @@ class Agents:
     def _go_on(self, at_s: float, phase: Phase) -> list[Instruction]:
         """Return what an active run needs of a newly elected root agent."""
         lost = [
-            node
-            for node in self.run.state.members
-            if node is not None and node not in self.run.living
+            node for node in self.state.members if node is not None and node not in self.run.living
         ]
-        away = [node for node in self.run.state.nodes.silent if node not in self.run.living]
-        is_unsure = self.run.state.reached.is_unsure or phase in {
+        away = [node for node in self.state.nodes.silent if node not in self.run.living]
+        is_unsure = self.state.reached.is_unsure or phase in {
             "starting",
             "running",
             "finishing",
         }
         silent = tuple(dict.fromkeys((*away, *lost)))
-        self.run.state = replace(
-            self.run.state,
-            reached=replace(self.run.state.reached, is_unsure=is_unsure),
-            nodes=replace(self.run.state.nodes, silent=silent),
+        self.run.change(
+            replace(self.state.reached, is_unsure=is_unsure),
+            replace(self.state.nodes, silent=silent),
         )
         gone = [Emit(event=events.NodeLost(name=n, cause="connection")) for n in lost]
         if said := list(self.workers.on_unheard(at_s, self.run.living.values(), lost=lost)):
@@ -75,17 +73,15 @@ class Agents:
             return [*gone, *self.lifecycle.restart(at_s, cause="node_lost", lost=lost)]
         if phase in RESTARTING or phase == "finishing":
             return list(self.lifecycle.restart(at_s, cause="root_lost", lost=[]))
-        if stopping_for := what_for(self.run.state):  # who of them holds is not known
-            leaves = [self.run.state.drain.holding] if self.run.state.drain.holding else []
+        if stopping_for := what_for(self.state):  # who of them holds is not known
+            leaves = [self.state.drain.holding] if self.state.drain.holding else []
             return list(self.lifecycle.restart(at_s, cause=stopping_for, lost=leaves))
         working = self._working()
-        if phase == "running" and working.keys() < set(self.run.state.ranks):
+        if phase == "running" and working.keys() < set(self.state.ranks):
             return list(self.lifecycle.restart(at_s, cause="worker_exited", lost=[]))
         self.run.watch.finished = {rank for rank, status in working.items() if status == "finished"}
-        self.run.watch.protected = set(self.run.state.ranks)
-        self.run.watch.progress.restart(
-            self.run.state.ranks, iteration=self.run.state.reached.iteration
-        )
+        self.run.watch.protected = set(self.state.ranks)
+        self.run.watch.progress.restart(self.state.ranks, iteration=self.state.reached.iteration)
         return [*self.run.tell_tier(), *self.lifecycle.finish_if_all_did(at_s)]
 
     def _working(self) -> dict[int, WorkerStatus]:
@@ -93,7 +89,7 @@ class Agents:
         return {
             rank: status
             for joined in self.run.living.values()
-            if joined.epoch == self.run.state.epoch
+            if joined.epoch == self.state.epoch
             for rank, status in joined.workers.items()
         }
 
@@ -105,20 +101,20 @@ class Agents:
         if was_known:
             yield from self._on_relinked(joined)
             return
-        if joined.node in self.run.state.nodes.silent:  # its workers may have gone on meanwhile
+        if joined.node in self.state.nodes.silent:  # its workers may have gone on meanwhile
             self.run.has_all_words = False
-        silent = tuple(node for node in self.run.state.nodes.silent if node != joined.node)
-        self.run.state = replace(self.run.state, nodes=replace(self.run.state.nodes, silent=silent))
+        silent = tuple(node for node in self.state.nodes.silent if node != joined.node)
+        self.run.change(replace(self.state.nodes, silent=silent))
         yield Emit(event=events.NodeJoined(name=joined.node))
-        if self.run.state.phase in ACTIVE:
+        if self.state.phase in ACTIVE:
             yield from self.workers.learn_left([joined])
-        if self.run.state.phase == "running":
+        if self.state.phase == "running":
             yield from self.lifecycle.preload([joined.node])
         yield from self.run.let_leave(joined.at_s)
         yield from self._ask_again(joined)
-        phase = self.run.state.phase
+        phase = self.state.phase
         if phase in {"inventory", "waiting"}:  # it was not fenced with the others
-            yield Send(to=joined.node, order=Fence(epoch=self.run.state.epoch))
+            yield Send(to=joined.node, order=Fence(epoch=self.state.epoch))
         if phase == "waiting":  # what it has in memory may be what is waited for
             yield from self.lifecycle.take_inventory(joined.at_s)
         elif phase in {"fencing", "inventory"}:
@@ -128,29 +124,29 @@ class Agents:
     def _on_relinked(self, joined: AgentJoined) -> Iterator[Instruction]:
         """Act on a connection that came back; `joined` has what was sent in between."""
         self.run.has_all_words = False  # some may be lost with the connection
-        if self.run.state.phase in ACTIVE:
+        if self.state.phase in ACTIVE:
             yield from self.workers.learn_left([joined])
         if said := list(self.workers.on_unheard(joined.at_s, [joined])):
             yield from said
             return
         yield from self._ask_again(joined)
-        phase = self.run.state.phase
+        phase = self.state.phase
         if phase == "running" and self.run.ahead.is_lost_with(joined):
             yield from self.run.without_ahead(joined.at_s, f"the connection to {joined.node} broke")
         if phase in {"fencing", "inventory"}:
             yield from self._ask_question_again(joined)
-        elif phase in {"starting", "running"} and joined.node in self.run.state.members:
-            self.run.repeats.skip(self.run.state.seats.ranks_on(joined.node))
+        elif phase in {"starting", "running"} and joined.node in self.state.members:
+            self.run.repeats.skip(self.state.seats.ranks_on(joined.node))
             self.run.watch.finished |= {
                 r for r, status in joined.workers.items() if status == "finished"
             }
-            if not joined.workers.keys() >= set(self.run.state.seats.ranks_on(joined.node)):
+            if not joined.workers.keys() >= set(self.state.seats.ranks_on(joined.node)):
                 reason = f"workers on {joined.node} ended while the connection to it was broken"
                 yield from self.lifecycle.on_machine(
                     joined.at_s, joined.node, reason, cause="worker_exited"
                 )
             else:
-                yield from self.run.stop.ask_again(self.run.state, joined.node)
+                yield from self.run.stop.ask_again(self.state, joined.node)
                 yield from self.lifecycle.finish_if_all_did(joined.at_s)
 
     def _ask_again(self, joined: AgentJoined) -> Iterator[Instruction]:
@@ -159,12 +155,12 @@ class Agents:
         What workers said is repeated by their agent, see `node.worker_history`.
         """
         yield from self.run.saver.ask_again(joined.node)
-        if (back := self.run.asked_back) is not None and back.epoch == self.run.state.epoch:
+        if (back := self.run.asked_back) is not None and back.epoch == self.state.epoch:
             yield Send(to=joined.node, order=back)
-        if self.run.state.is_disowning:
-            yield from disown(self.run.state, [joined.node])
-        if self.run.state.phase in {"done", "failed"} and joined.workers:
-            yield Send(to=joined.node, order=Release(epoch=self.run.state.epoch))
+        if self.state.is_disowning:
+            yield from disown(self.state, [joined.node])
+        if self.state.phase in {"done", "failed"} and joined.workers:
+            yield Send(to=joined.node, order=Release(epoch=self.state.epoch))
 
     def _ask_question_again(self, joined: AgentJoined) -> Iterator[Instruction]:
         """Ask an agent again if its connection broke before it answered, `MOST_BREAKS` times."""
@@ -180,7 +176,7 @@ class Agents:
     def on_failed_order(self, at_s: float, node: str, said: OrderFailed) -> Iterator[Instruction]:
         """Go on without an agent that lacks what an order needs; it may do it later."""
         reason = f"{node} cannot do {said.order}: {said.reason}"
-        phase = self.run.state.phase
+        phase = self.state.phase
         yield Emit(event=events.Note(text=reason))
         if phase == "fencing" and node in self.run.living:  # its workers may still run
             yield from self._drop(at_s, [node], reason=reason)
@@ -191,72 +187,56 @@ class Agents:
     def _without_inventory(self, at_s: float, node: str, reason: str) -> Iterator[Instruction]:
         """Go on without a node's inventory until it can send one."""
         known = self.run.inventory.get(node)
-        if (
-            known is None
-            and node in self.run.state.members
-            and node not in self.run.state.nodes.silent
-        ):
-            self.run.state = replace(
-                self.run.state,
-                nodes=replace(self.run.state.nodes, silent=(*self.run.state.nodes.silent, node)),
-            )
+        if known is None and node in self.state.members and node not in self.state.nodes.silent:
+            self.run.change(replace(self.state.nodes, silent=(*self.state.nodes.silent, node)))
         if node == self.run.tier_asked:
-            known = known or Inventory(epoch=self.run.state.epoch, copies=[], damaged=[])
+            known = known or Inventory(epoch=self.state.epoch, copies=[], damaged=[])
             self.run.inventory[node] = msgspec.structs.replace(known, unread=reason)
         self.run.answered.add(node)
         yield from self.lifecycle.advance(at_s)
 
     def _avoid(self, node: str, reason: str) -> Iterator[Instruction]:
         """Use a node last of all from now on, and emit the reason once."""
-        if node not in self.run.state.nodes.excluded:
-            self.run.state = replace(
-                self.run.state,
-                nodes=replace(
-                    self.run.state.nodes, excluded=(*self.run.state.nodes.excluded, node)
-                ),
-            )
+        if node not in self.state.nodes.excluded:
+            self.run.change(replace(self.state.nodes, excluded=(*self.state.nodes.excluded, node)))
             yield Emit(event=events.NodeExcluded(name=node, reason=reason))
 
     def on_lost(self, lost: AgentLost) -> Iterator[Instruction]:
         was_living = self.run.living.pop(lost.node, None) is not None
         if lost.cause == "dead":
-            self.run.state = forgotten(self.run.state, lost.node)
+            self.run.state = forgotten(self.state, lost.node)
         yield from self._note_silence(lost, was_living=was_living)
         if not was_living:
             return
         yield Emit(event=events.NodeLost(name=lost.node, cause=lost.cause))
-        if lost.node in self.run.state.members and self.run.state.phase in ACTIVE:
+        if lost.node in self.state.members and self.state.phase in ACTIVE:
             yield from self.lifecycle.restart(lost.at_s, cause="node_lost", lost=[lost.node])
-        elif self.run.state.phase in {"fencing", "inventory"}:
+        elif self.state.phase in {"fencing", "inventory"}:
             self.run.answered.discard(lost.node)
             self.run.inventory.pop(lost.node, None)
             yield from self.lifecycle.advance(lost.at_s)
-        elif self.run.state.phase in ACTIVE:
+        elif self.state.phase in ACTIVE:
             yield from self.run.ask_for_nodes(f"{lost.node}, a standby, is gone")
             if lost.node == self.run.ahead.standby:
                 yield from self.run.without_ahead(lost.at_s, f"{lost.node} is gone")
 
     def _note_silence(self, lost: AgentLost, *, was_living: bool) -> Iterator[Instruction]:
         """Remember nodes whose memory may come back; a dead node's does not."""
-        silent = list(self.run.state.nodes.silent)
-        is_dead, is_seated = lost.cause == "dead", lost.node in self.run.state.members
+        silent = list(self.state.nodes.silent)
+        is_dead, is_seated = lost.cause == "dead", lost.node in self.state.members
         if is_dead and lost.node in silent:
             silent.remove(lost.node)
         elif not is_dead and was_living and is_seated and lost.node not in silent:
             silent.append(lost.node)
-        if tuple(silent) == self.run.state.nodes.silent:
+        if tuple(silent) == self.state.nodes.silent:
             return
-        self.run.state = replace(
-            self.run.state, nodes=replace(self.run.state.nodes, silent=tuple(silent))
-        )
-        if self.run.state.phase == "waiting":
+        self.run.change(replace(self.state.nodes, silent=tuple(silent)))
+        if self.state.phase == "waiting":
             yield from self.lifecycle.decide(lost.at_s)
 
     def on_none_come(self, at_s: float) -> Iterator[Instruction]:
-        if self.run.state.phase == "waiting" and patience_s(self.run.state, at_s):
-            self.run.state = replace(
-                self.run.state, resize=replace(self.run.state.resize, none_come=True)
-            )
+        if self.state.phase == "waiting" and patience_s(self.state, at_s):
+            self.run.change(replace(self.state.resize, none_come=True))
             yield from self.lifecycle.decide(at_s)
 
     def drop_silent(self, at_s: float) -> Iterator[Instruction]:
@@ -270,7 +250,7 @@ class Agents:
         self, at_s: float, nodes: Sequence[str], *, reason: str = ""
     ) -> Iterator[Instruction]:
         """Go on without agents that live but do not do what they are asked."""
-        told = reason or f"it did not answer in the recovery's phase {self.run.state.phase!r}"
+        told = reason or f"it did not answer in the recovery's phase {self.state.phase!r}"
         for node in nodes:
             yield from self._avoid(node, told)
             yield HangUp(node=node)

@@ -21,7 +21,7 @@ from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, WriteSt
 from gemini_lab.recovery.repeats import Repeats
 from gemini_lab.recovery.replicas import ReplicaPlacing
 from gemini_lab.recovery.resizes import Resizes
-from gemini_lab.recovery.root_state import RESTARTING, Phase, RootState
+from gemini_lab.recovery.root_state import RESTARTING, Phase, RootState, StatePart
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stop import Stop
 
@@ -109,6 +109,10 @@ class KnownRun:
         progress = self.watch.progress
         return progress.done if self.has_all_words and progress.is_known else 0
 
+    def change(self, *parts: StatePart) -> None:
+        """Put changed parts into the state."""
+        self.state = self.state.with_parts(*parts)
+
     def enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
         if self.state.phase in RESTARTING and phase != "fencing":
             yield self.step(self.state.phase, at_s)
@@ -148,15 +152,14 @@ class KnownRun:
 
     def learn_settings(self, event: events.Protected) -> None:
         placement = event.placement or self.state.seats.placement
-        self.state = replace(
-            self.state,
-            setup=replace(
+        self.change(
+            replace(
                 self.state.setup,
                 settings=event.settings,
                 fingerprint=event.fingerprint,
                 placed=replace(self.state.seats, placement=placement),
                 model_parallel_size=event.model_parallel_size,
-            ),
+            )
         )
 
     def learn_code(self, files: Mapping[str, ExecutedAs]) -> None:
@@ -166,7 +169,7 @@ class KnownRun:
         """
         known = self.state.setup.code
         newer = {name: said for name, said in files.items() if said >= known.get(name, said)}
-        self.state = replace(self.state, setup=replace(self.state.setup, code={**known, **newer}))
+        self.change(replace(self.state.setup, code={**known, **newer}))
 
     def leave_behind(self, left: Iterable[VersionId]) -> int | None:
         """Discard versions and iterations after the one that training went back to.
@@ -182,20 +185,19 @@ class KnownRun:
         new = {
             one for one in {*after} - {*self.state.discarded.left} if one.lineage.epoch == trained
         }
-        self.state = replace(self.state, discarded=replace(self.state.discarded, left=after))
+        self.change(replace(self.state.discarded, left=after))
         if not new:
             return None
         to = min(one.version for one in new)
         self.saver.leave(to)
-        self.state = replace(
-            self.state,
-            reached=replace(
+        self.change(
+            replace(
                 self.state.reached,
                 newest=min(self.state.reached.newest, to),
                 begun=min(self.state.reached.begun, to),
                 iteration=min(self.state.reached.iteration, to),
             ),
-            tier=replace(self.state.tier, saved=self.saver.last[0], is_behind=self.saver.is_behind),
+            replace(self.state.tier, saved=self.saver.last[0], is_behind=self.saver.is_behind),
         )
         return to
 
@@ -217,3 +219,15 @@ class KnownRun:
         """Give up processes that were started ahead; their ranks move without them."""
         yield from self.ahead.give_up(self.state, why)
         yield from self.let_leave(at_s)
+
+
+class PartOfRoot:
+    """A part of the root agent, which decides on a run as the others know it, too."""
+
+    def __init__(self, run: KnownRun) -> None:
+        self.run = run
+
+    @property
+    def state(self) -> RootState:
+        """The state now."""
+        return self.run.state

@@ -50,7 +50,7 @@ from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.replicas import RestartPlacement
 from gemini_lab.recovery.resizes import if_none_comes, seat_anew
 from gemini_lab.recovery.root.ending import Ending
-from gemini_lab.recovery.root.known_run import FIRST_RETRY_S, KnownRun
+from gemini_lab.recovery.root.known_run import FIRST_RETRY_S, KnownRun, PartOfRoot
 from gemini_lab.recovery.root_state import RootState, Trouble
 from gemini_lab.recovery.told_seats import ToldSeats, told_ranks
 from gemini_lab.seats import in_order, listed
@@ -65,7 +65,7 @@ BEFORE_START: Final = frozenset({"fencing", "inventory", "waiting"})
 """Phases in which no workers run, so that the loss of an agent ends no start."""
 
 
-class Lifecycle:
+class Lifecycle(PartOfRoot):
     """The way of a run from each phase to the next.
 
     Attributes:
@@ -77,7 +77,8 @@ class Lifecycle:
     """
 
     def __init__(self, run: KnownRun, ending: Ending) -> None:
-        self.run, self.ending = run, ending
+        super().__init__(run)
+        self.ending = ending
         self.tier_pause: TierPause | None = None
         self.looks, self.is_pausing = 0, False
         self.has_run_short = False
@@ -88,20 +89,16 @@ class Lifecycle:
         self, at_s: float, *, cause: str, lost: Sequence[str], ends: Sequence[int] = ()
     ) -> Iterator[Instruction]:
         """Start a recovery: fence all agents, so that older workers end or stand still."""
-        self.run.keeping.begin(self.run.state, cause, lost, ends=ends)
-        state = moving(self.run.state)
-        state = replace(state, copies=replace(state.copies, is_replacing=False))
+        self.run.keeping.begin(self.state, cause, lost, ends=ends)
+        state = moving(self.state)
+        state = state.with_parts(replace(state.copies, is_replacing=False))
         if has_got_further(state):
-            state = replace(
-                state,
-                faults=replace(state.faults, barren=(), fruitless=0),
-                nodes=replace(state.nodes, again=()),
+            state = state.with_parts(
+                replace(state.faults, barren=(), fruitless=0), replace(state.nodes, again=())
             )
         ends_no_start = cause in {"node_lost", "root_lost"} and state.phase in BEFORE_START
         if cause not in NO_FAILURES and not ends_no_start:
-            state = replace(
-                state, faults=replace(state.faults, fruitless=state.faults.fruitless + 1)
-            )
+            state = state.with_parts(replace(state.faults, fruitless=state.faults.fruitless + 1))
         wait_s = pause_s(state)
         self._cause, self.resumes_s = cause, at_s + wait_s if wait_s else -math.inf
         self.run.stop.restart()
@@ -116,24 +113,21 @@ class Lifecycle:
             trouble = Trouble(
                 cause=cause, lost=tuple(lost), at_s=at_s, since_s=at_s, reached=reached
             )
-            state = replace(
-                state,
-                story=replace(state.story, recoveries=state.story.recoveries + 1),
-                resize=replace(state.resize, none_come=False),
+            state = state.with_parts(
+                replace(state.story, recoveries=state.story.recoveries + 1),
+                replace(state.resize, none_come=False),
             )
-            state = replace(
-                state, discarded=replace(state.discarded, has_given_up=False, let_go=-1)
-            )
+            state = state.with_parts(replace(state.discarded, has_given_up=False, let_go=-1))
         self.run.state = replace(
             state, epoch=state.epoch + 1, story=replace(state.story, trouble=trouble)
         )
         if is_new and trouble is not None:
-            self.run.state = beginning(self.run.state, trouble)
+            self.run.state = beginning(self.state, trouble)
         self.run.ports = {}
         yield from self.run.enter("fencing", at_s)
         self._waits_for, self.has_run_short = "", False
         if is_new:  # said when it is written: a root that was deposed begins no recovery
-            yield Emit(event=self.run.state.story.said[-1])
+            yield Emit(event=self.state.story.said[-1])
         self.run.plan = None
         self.run.watch.on_fence()
         self.run.saver.cancel()
@@ -144,18 +138,18 @@ class Lifecycle:
 
     def question(self, node: str) -> Send:
         """Return the question of this phase for an agent, also one that joins late."""
-        if self.run.state.phase == "fencing":
+        if self.state.phase == "fencing":
             keeps = self.run.keeping.asks(node)
             ends = self.run.keeping.ends
-            return Send(to=node, order=Fence(epoch=self.run.state.epoch, keeps=keeps, ends=ends))
+            return Send(to=node, order=Fence(epoch=self.state.epoch, keeps=keeps, ends=ends))
         return Send(to=node, order=self._inventory_order())
 
     def _inventory_order(self, *, persistent_url: str | None = None) -> TakeInventory:
         return TakeInventory(
-            epoch=self.run.state.epoch,
-            run=self.run.state.job.run,
+            epoch=self.state.epoch,
+            run=self.state.job.run,
             persistent_url=persistent_url,
-            asks_settings=self.run.state.setup.settings is None,
+            asks_settings=self.state.setup.settings is None,
             words_after=self.run.heard_until,
         )
 
@@ -167,7 +161,7 @@ class Lifecycle:
             self.run.ports[node] = answer.address
             if answer.no_port:
                 yield Emit(event=events.Note(text=f"{node}: {answer.no_port}"))
-        match answer, self.run.state.phase:
+        match answer, self.state.phase:
             case Fenced(), "fencing":
                 self.run.answered.add(node)
                 self.run.keeping.hear(node, answer)
@@ -176,18 +170,16 @@ class Lifecycle:
                 self.run.answered.add(node)
                 self.run.inventory[node] = answer
                 self._note_stored(node, answer)
-                silent = tuple(one for one in self.run.state.nodes.silent if one != node)
-                self.run.state = replace(
-                    self.run.state, nodes=replace(self.run.state.nodes, silent=silent)
-                )
+                silent = tuple(one for one in self.state.nodes.silent if one != node)
+                self.run.change(replace(self.state.nodes, silent=silent))
                 self.run.repeats.learn(answer.iterations, answer.left)
                 self.run.leave_behind(answer.left)
                 self.run.learn_code(answer.code)
-                if self.run.state.setup.settings is None and answer.protected is not None:
+                if self.state.setup.settings is None and answer.protected is not None:
                     self.run.learn_settings(answer.protected)
                 yield from self.advance(at_s)
             case Fenced(), "running":
-                yield from self.run.ahead.start(self.run.state, node, answer)
+                yield from self.run.ahead.start(self.state, node, answer)
 
     def advance(self, at_s: float) -> Iterator[Instruction]:
         """Enter the next phase when all agents have answered."""
@@ -195,9 +187,9 @@ class Lifecycle:
             return  # without any agent there is nobody to ask: the first that joins goes on
         if not self.run.answered >= self.run.living.keys():
             return
-        if self.run.state.phase == "fencing":
+        if self.state.phase == "fencing":
             yield from self.take_inventory(at_s)
-        elif self.run.state.phase == "inventory":
+        elif self.state.phase == "inventory":
             plan = self._make_plan()
             if self._needs_tier(plan):
                 yield self._ask_tier()
@@ -218,48 +210,42 @@ class Lifecycle:
         A tier that is slow to answer holds up no recovery that can do without it. Memory of none
         but nodes that stood by does not suffice: the tier may have what was made since.
         """
-        if self.run.state.read_settings().persistent_url is None:
+        if self.state.read_settings().persistent_url is None:
             return False
         is_known = any(
             said.persistent is not None or said.unread for said in self.run.inventory.values()
         )
         if is_known:
             return False
-        is_witnessed = hopes(self.run.state, self.run.inventory).is_witnessed
-        is_enough = plan.tier == "memory" and (plan.version or 0) >= self.run.state.tier.saved
+        is_witnessed = hopes(self.state, self.run.inventory).is_witnessed
+        is_enough = plan.tier == "memory" and (plan.version or 0) >= self.state.tier.saved
         return not is_enough or not is_witnessed
 
     def _note_stored(self, node: str, answer: Inventory) -> None:
         """Remember the newest version that the tier shows a node; it may show fewer later."""
         there = [
             one.version
-            for one in stored_versions(self.run.state, {node: answer})
+            for one in stored_versions(self.state, {node: answer})
             if VersionId(version=one.version, lineage=one.lineage)
-            not in self.run.state.discarded.rejected
+            not in self.state.discarded.rejected
         ]
-        if (newest := max(there, default=0)) > self.run.state.tier.saved:
+        if (newest := max(there, default=0)) > self.state.tier.saved:
             self.run.saver.note_stored(newest)
-            self.run.state = replace(
-                self.run.state, tier=replace(self.run.state.tier, saved=newest)
-            )
-            if (trouble := self.run.state.story.trouble) is not None:
+            self.run.change(replace(self.state.tier, saved=newest))
+            if (trouble := self.state.story.trouble) is not None:
                 trouble = replace(trouble, reached=max(trouble.reached, newest))
-                self.run.state = replace(
-                    self.run.state, story=replace(self.run.state.story, trouble=trouble)
-                )
+                self.run.change(replace(self.state.story, trouble=trouble))
 
     def _ask_tier(self) -> Send:
         """Ask one agent again, for the versions that the persistent tier has.
 
         They take turns while the run waits: one may see what another does not.
         """
-        agents = in_order(self.run.living.keys() - self.run.state.avoided) or in_order(
-            self.run.living
-        )
+        agents = in_order(self.run.living.keys() - self.state.avoided) or in_order(self.run.living)
         node = agents[self.looks % len(agents)]
         self.run.answered.discard(node)
         self.run.tier_asked = node
-        url = self.run.state.read_settings().persistent_url
+        url = self.state.read_settings().persistent_url
         return Send(to=node, order=self._inventory_order(persistent_url=url))
 
     def decide(self, at_s: float, plan: RecoveryPlan | None = None) -> Iterator[Instruction]:
@@ -269,36 +255,34 @@ class Lifecycle:
             at_s: Now.
             plan: The plan for what is known, if it was made just now.
         """
-        planned_for = self.run.state
-        if self.run.state.story.parting is not None:
+        planned_for = self.state
+        if self.state.story.parting is not None:
             yield from self._save_and_end(at_s)
             return
-        if self.run.state.phase == "inventory":
+        if self.state.phase == "inventory":
             yield from self._report_bad_copies()
         yield from self._give_up_tier_version(at_s)
-        before = self.run.state
+        before = self.state
         self.run.state = seat_anew(at_s, before, self.run.living, self.run.inventory)
-        if plan is None or self.run.state is not planned_for:
+        if plan is None or self.state is not planned_for:
             plan = self._make_plan()
         self.run.plan = plan
         reason = self._reason_to_wait(plan, at_s)
-        if reason and self.run.state.discarded.has_given_up:  # which the user said of this plan
+        if reason and self.state.discarded.has_given_up:  # which the user said of this plan
             to = plan.version or 0
             self.run.state, before = (
-                replace(one, discarded=replace(one.discarded, has_given_up=False, let_go=to))
-                for one in (self.run.state, before)
+                one.with_parts(replace(one.discarded, has_given_up=False, let_go=to))
+                for one in (self.state, before)
             )
             reason = self._reason_to_wait(plan, at_s)
         pause = "" if reason else self._reason_to_pause(at_s)
         self.is_pausing = bool(pause) and not plan.missing
-        gives_up = reason_to_wait(plan, hopes(self.run.state, self.run.inventory)) is not None
+        gives_up = reason_to_wait(plan, hopes(self.state, self.run.inventory)) is not None
         if reason or pause or plan.missing:
             self.run.state = before
             yield from self.wait(at_s, plan, reason or pause)
             return
-        placed = self.run.replicas.place(
-            at_s, self.run.state, plan, self.run.living, self.run.plan_of
-        )
+        placed = self.run.replicas.place(at_s, self.state, plan, self.run.living, self.run.plan_of)
         if not self.run.keeping.fits(placed.plan, before, placed.state):
             self.run.state = before
             yield from self.restart(at_s, cause="not_kept", lost=[])
@@ -338,32 +322,30 @@ class Lifecycle:
         self, at_s: float, ending: events.RunFailed, *, cause: str
     ) -> Iterator[Instruction]:
         """End the run, but save first what only memory has."""
-        if not self.run.saver.lacks(self.run.state):
+        if not self.run.saver.lacks(self.state):
             yield from self.ending.end(at_s, ending)
             return
-        self.run.state = replace(
-            self.run.state, story=replace(self.run.state.story, parting=ending)
-        )
+        self.run.change(replace(self.state.story, parting=ending))
         yield from self.restart(at_s, cause=cause, lost=[])
 
     def _save_and_end(self, at_s: float) -> Iterator[Instruction]:
         """Save the newest version from memory, after all workers have ended."""
         self.run.plan = plan = self._make_plan()
-        if self.run.state.phase != "waiting":
+        if self.state.phase != "waiting":
             yield from self.run.enter("waiting", at_s)
-        yield from self.run.saver.begin_from_memory(at_s, plan, state=self.run.state)
+        yield from self.run.saver.begin_from_memory(at_s, plan, state=self.state)
         yield from self.end_if_saved(at_s)
 
     def end_if_saved(self, at_s: float) -> Iterator[Instruction]:
         """End the run that was given up, once its newest version is saved or cannot be."""
-        if (ending := self.run.state.story.parting) is not None and self.run.saver.version is None:
+        if (ending := self.state.story.parting) is not None and self.run.saver.version is None:
             reason = "; ".join([ending.reason, *self.run.saver.way_on()])
             yield from self.ending.end(at_s, msgspec.structs.replace(ending, reason=reason))
 
     def _report_bad_copies(self) -> Iterator[Instruction]:
         for node, said in self.run.inventory.items():
             for copy in said.damaged:
-                yield rejected_copy(copy, node, self.run.state)
+                yield rejected_copy(copy, node, self.state)
 
     def _carry_out(
         self, at_s: float, before: RootState, placed: RestartPlacement, address: str
@@ -380,32 +362,27 @@ class Lifecycle:
         plan, lineage = placed.plan, placed.plan.lineage
         self.run.repeats.restart(plan.version, epoch=lineage.epoch, rewinds=lineage.rewinds)
         # What is newer than the plan's version is lost or given up: not to be waited for again.
-        self.run.state = replace(
-            self.run.state,
-            setup=replace(self.run.state.setup, placed=self.run.state.seats.seated(plan.members)),
-            reached=replace(
-                self.run.state.reached,
+        self.run.change(
+            replace(self.state.setup, placed=self.state.seats.seated(plan.members)),
+            replace(
+                self.state.reached,
                 newest=plan.version or 0,
                 begun=plan.version or 0,
                 is_unsure=False,
-                trained=self.run.state.epoch,
+                trained=self.state.epoch,
                 rendezvous=address,
             ),
-            tier=replace(
-                self.run.state.tier, saved=min(self.run.state.tier.saved, plan.version or 0)
-            ),
-            discarded=replace(self.run.state.discarded, has_given_up=False),
+            replace(self.state.tier, saved=min(self.state.tier.saved, plan.version or 0)),
+            replace(self.state.discarded, has_given_up=False),
         )
-        self.run.saver.let_go(self.run.state.tier.saved)
+        self.run.saver.let_go(self.state.tier.saved)
         if plan.version is None:  # no rank restores, so none would tell
-            self.run.saver.note_restored(self.run.state.ranks, plan)
+            self.run.saver.note_restored(self.state.ranks, plan)
         noted = [*self._use_again(plan)]
-        is_standby_used = len(self.run.spares()) < self.run.state.seats.standbys
+        is_standby_used = len(self.run.spares()) < self.state.seats.standbys
         self.run.retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self.run.enter("starting", at_s)
-        yield Emit(
-            event=planned_event(plan, recovery=self.run.state.recovery, epoch=self.run.state.epoch)
-        )
+        yield Emit(event=planned_event(plan, recovery=self.state.recovery, epoch=self.state.epoch))
         yield from (*rack_notes(before, plan), *self._skips_lost(plan), *noted, *placed.told)
         yield from self._start_workers(plan)
         self.run.has_all_words = True
@@ -417,10 +394,10 @@ class Lifecycle:
 
         One that fails again stays excluded on its position, so that its failures have an end.
         """
-        aside = self.run.state.nodes
+        aside = self.state.nodes
         back = [n for n in plan.members if n in aside.excluded and n not in aside.again]
         nodes = aside.used_again([str(node) for node in back])
-        self.run.state = replace(self.run.state, nodes=nodes)
+        self.run.state = replace(self.state, nodes=nodes)
         for node in back:
             why = "no other machine is there, or has what its memory has"
             yield Emit(event=used_again(str(node), why))
@@ -428,11 +405,11 @@ class Lifecycle:
     def _skips_lost(self, plan: RecoveryPlan) -> Iterator[Emit]:
         """Emit a note if batches come again that a user wanted skipped."""
         told = (one for said in self.run.inventory.values() for one in said.disowned)
-        if text := skipped_again(plan, (*self.run.state.discarded.left, *told)):
+        if text := skipped_again(plan, (*self.state.discarded.left, *told)):
             yield Emit(event=events.Note(text=text))
 
     def _make_plan(self) -> RecoveryPlan:
-        return self.run.plan_of(self.run.state)
+        return self.run.plan_of(self.state)
 
     def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
         """Return why this plan is not carried out; empty if it loses nothing, or is allowed to.
@@ -441,14 +418,14 @@ class Lifecycle:
         """
         if pause := self.tier_pause and self.tier_pause.reason_to_wait(plan, at_s):
             return pause
-        if self._has_waited(at_s) or 0 <= self.run.state.discarded.let_go <= (plan.version or 0):
+        if self._has_waited(at_s) or 0 <= self.state.discarded.let_go <= (plan.version or 0):
             return ""
-        return reason_to_wait(plan, hopes(self.run.state, self.run.inventory)) or ""
+        return reason_to_wait(plan, hopes(self.state, self.run.inventory)) or ""
 
     def _has_waited(self, at_s: float) -> bool:
         """Return whether a setting gives up progress after this long a wait."""
-        patience_s = self.run.state.read_settings().give_up_progress_after_s
-        trouble = self.run.state.story.trouble
+        patience_s = self.state.read_settings().give_up_progress_after_s
+        trouble = self.state.story.trouble
         waited_s = 0.0 if trouble is None else at_s - trouble.since_s
         return patience_s is not None and waited_s >= patience_s
 
@@ -457,15 +434,12 @@ class Lifecycle:
         pause = self.tier_pause
         if pause is None or not pause.concerns(self._make_plan()):
             return
-        if self.run.state.discarded.has_given_up or self._has_waited(at_s):
+        if self.state.discarded.has_given_up or self._has_waited(at_s):
             yield rejected_version(
-                self.run.state, pause.version.version, f"it was given up: {pause.reason}"
+                self.state, pause.version.version, f"it was given up: {pause.reason}"
             )
-            rejected = (*self.run.state.discarded.rejected, pause.version)
-            self.run.state = replace(
-                self.run.state,
-                discarded=replace(self.run.state.discarded, rejected=rejected, has_given_up=False),
-            )
+            rejected = (*self.state.discarded.rejected, pause.version)
+            self.run.change(replace(self.state.discarded, rejected=rejected, has_given_up=False))
             self.tier_pause = None
 
     def _reason_to_pause(self, at_s: float) -> str:
@@ -473,20 +447,20 @@ class Lifecycle:
         if at_s >= self.resumes_s:
             return ""
         return (
-            f"{self.run.state.faults.fruitless} recoveries in a row failed, the last of "
+            f"{self.state.faults.fruitless} recoveries in a row failed, the last of "
             f"them begun for {self._cause}: workers start again after a pause of "
-            f"{pause_s(self.run.state):.0f} s"
+            f"{pause_s(self.state):.0f} s"
         )
 
     def wait(self, at_s: float, plan: RecoveryPlan, reason: str) -> Iterator[Instruction]:
         """Wait; lost positions stay open, so that a returning node gets its own back."""
-        if self.run.state.phase != "waiting":
+        if self.state.phase != "waiting":
             yield from self.run.enter("waiting", at_s)
         if plan.missing:
             machines = (
                 f"no machine for position{'s'[: len(plan.missing) > 1]} {listed(plan.missing)}"
             )
-            machines += if_none_comes(self.run.state, at_s, self.run.living)
+            machines += if_none_comes(self.state, at_s, self.run.living)
             reason = f"{reason}; {machines}" if reason else machines
             yield from self.run.ask_for_nodes(machines)
         if reason == self._waits_for:
@@ -497,8 +471,8 @@ class Lifecycle:
     def waiting_event(self, reason: str, *, missing: tuple[int, ...] = ()) -> Emit:
         return Emit(
             event=events.RecoveryWaiting(
-                recovery=self.run.state.recovery,
-                epoch=self.run.state.epoch,
+                recovery=self.state.recovery,
+                epoch=self.state.epoch,
                 missing=missing,
                 standbys=tuple(self.run.spares()),
                 reason=reason,
@@ -506,7 +480,7 @@ class Lifecycle:
         )
 
     def _start_workers(self, plan: RecoveryPlan) -> Iterator[Instruction]:
-        state, address = self.run.state, self.run.state.reached.rendezvous
+        state, address = self.state, self.state.reached.rendezvous
         if kept := self.run.keeping.trained:
             told = events.ProcessesKept(recovery=state.recovery, epoch=state.epoch, ranks=kept)
             yield Emit(event=told)
@@ -531,7 +505,7 @@ class Lifecycle:
         assert self.run.plan is not None
         self.tier_pause = None
         yield self.run.step("warm_up", at_s)
-        before = self.run.state
+        before = self.state
         self.run.state = replace(
             before,
             phase="running",
@@ -542,26 +516,24 @@ class Lifecycle:
         if before.story.trouble is not None:
             answers = self.run.inventory.values()
             over = finished_event(before, self.run.plan, answers, iteration=iteration, at_s=at_s)
-            self.run.state = replace(
-                self.run.state, story=replace(self.run.state.story, said=(over,))
-            )
-        yield WriteState(state=self.run.state)
+            self.run.change(replace(self.state.story, said=(over,)))
+        yield WriteState(state=self.state)
         if before.story.trouble is not None:
-            yield Emit(event=self.run.state.story.said[-1])
+            yield Emit(event=self.state.story.said[-1])
         was_drain = before.story.trouble is not None and before.story.trouble.cause == events.DRAIN
-        yield from self.run.adopt(self.run.drains.end(self.run.state, was_drain=was_drain))
-        ended = self.run.resizes.end(at_s, self.run.state, self.run.living)
+        yield from self.run.adopt(self.run.drains.end(self.state, was_drain=was_drain))
+        ended = self.run.resizes.end(at_s, self.state, self.run.living)
         yield from self.run.adopt(ended)
         yield from self.run.let_leave(at_s)
         yield from self.preload(self.run.living)
 
     def preload(self, nodes: Collection[str]) -> Iterator[Send]:
         """Order nodes, standbys too, to import what `preload` names for the next start."""
-        job = self.run.state.setup.order
+        job = self.state.setup.order
         assert job is not None
         if told := Settings.layered(job.defaults, job.settings).preload:
             modules, environment = split_names(told), dict(job.job.env)
-            order = Preload(epoch=self.run.state.epoch, modules=modules, environment=environment)
+            order = Preload(epoch=self.state.epoch, modules=modules, environment=environment)
             yield from (Send(to=node, order=order) for node in in_order(nodes))
 
     # -- starts that fail ----------------------------------------------------------------------
@@ -571,7 +543,7 @@ class Lifecycle:
     ) -> Iterator[Instruction]:
         """Start the recovery again after it failed at one machine; without that one if possible."""
         spares = self.run.spares()
-        verdict = judge_machine(self.run.state, node, reason=reason, spares=spares, is_told=is_told)
+        verdict = judge_machine(self.state, node, reason=reason, spares=spares, is_told=is_told)
         yield from self.act_on(at_s, verdict, cause=cause)
 
     def act_on(
@@ -590,7 +562,7 @@ class Lifecycle:
         elif verdict.left is not None:
             left = verdict.left
             yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
-            self.run.state, back = leave(self.run.state, left, self.run.spares())
+            self.run.state, back = leave(self.state, left, self.run.spares())
             if back:
                 yield Emit(event=used_again(back, f"no other machine can take {left}'s place"))
             yield from self.restart(at_s, cause="node_excluded", lost=[left])
@@ -599,12 +571,12 @@ class Lifecycle:
             yield from self.give_up(at_s, ending, cause=cause)
 
     def finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
-        if self.run.state.phase not in {"starting", "running"}:
+        if self.state.phase not in {"starting", "running"}:
             return
-        if len(self.run.watch.finished) < len(self.run.state.ranks):
+        if len(self.run.watch.finished) < len(self.state.ranks):
             return
-        if self.run.state.phase == "starting" and self.run.plan is not None:
-            yield from self.resume(at_s, self.run.state.reached.iteration)
+        if self.state.phase == "starting" and self.run.plan is not None:
+            yield from self.resume(at_s, self.state.reached.iteration)
         yield from self.run.enter("finishing", at_s)
         self.run.retry_s = FIRST_RETRY_S
         yield from self.ending.save_last(at_s)
