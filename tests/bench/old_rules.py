@@ -261,11 +261,23 @@ SMALL = WorldShape(nodes=3, standbys=1, has_tier=False)
 PAIR = WorldShape(nodes=2, standbys=2, has_tier=False)
 HALF: Happening = (0.0, "at", PHASES.index("halfway"))
 OLD_RULES = {
-    "nobody is waited for": _root(WaitsForNobody, 19),
-    "versions do not count rewinds": OldRule(
-        ((VirtualRank, "_own_lineage", _without_rewinds),), 10
+    "nobody is waited for": _root(
+        WaitsForNobody, 5, WorldShape(has_tier=False), (12.0, "freeze_group", 0)
     ),
-    "a slab keeps its first form": OldRule(((MemoryManager, "_lay_out", _keeps_first_form),), 1),
+    "versions do not count rewinds": OldRule(
+        ((VirtualRank, "_own_lineage", _without_rewinds),),
+        seed=0,
+        among=100,
+        shape=WorldShape(),
+        schedule=((4.0, "rewind", 1), (3.0, "kill_rank", 0), (9.0, "tier_up")),
+    ),
+    "a slab keeps its first form": OldRule(
+        ((MemoryManager, "_lay_out", _keeps_first_form),),
+        seed=0,
+        among=20,
+        shape=WorldShape(nodes=4, standbys=1, is_refilled=False),
+        schedule=((5.0, "freeze", 1), (6.0, "thaw_all"), (9.0, "kill", 2, 1), (20.0, "tier_up")),
+    ),
     "what was given up comes back": _root(
         TakesWhatWasGivenUp,
         0,
@@ -350,7 +362,8 @@ OLD_RULES = {
     "a node that was replaced goes on": OldRule(((Agent, "_rejoin", _rejoins_with_workers),)),
     "leases count as soon as a store is back": OldRule(
         ((Agent, "_note_store_away", _never_waits_for_leases),),
-        seed=1,
+        seed=0,
+        among=100,
         shape=WorldShape(),
         schedule=((25.0, "store_down"), (14.0, "store_up", 0), (10.0, "tier_up")),
     ),

@@ -3,6 +3,7 @@
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.log.events import DRAIN
 from gemini_lab.training.quickstart import gpt_job
+from tests.bench.real_turns import explain
 
 ITERATIONS = 24
 
@@ -21,6 +22,7 @@ def test_a_drained_nodes_ranks_go_on_elsewhere_and_nothing_is_done_again(lab, un
     (moved,) = report.recoveries
     assert (moved.cause, moved.lost_by_any) == (DRAIN, 0)
     assert report.losses_match(undisturbed(iterations=ITERATIONS))
+    explain(run.log, (8.0, "drain", 1))
     last = lab.train(gpt_job(size="tiny", iterations=3), persistent_url=None)
     last.wait(until=1)
     last.inject(NodeLoss(node))  # its machine is taken

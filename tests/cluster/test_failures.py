@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -34,24 +35,31 @@ from gemini_lab.node.agent import LAB_GRACE_S
 from gemini_lab.node.processes import AGENT, processes_of
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab_bench.chaos import sockets
+from gemini_lab_bench.world.schedule import ROOT
+from tests.bench.real_turns import LASTS, explain
 
 from .conftest import random_seeds
 
 ITERATIONS = 16
+AT_S = 8.0
+"""When a simulated lab is befallen: training has begun."""
 
 
 @pytest.mark.parametrize(
-    ("failure", "tier"),
+    ("failure", "tier", "simulated"),
     [
-        (WorkerCrash("rank-1"), "local"),
-        (NodeLoss("rank-2"), "peer"),
-        (RootLoss(), "peer"),
-        (NodeFreeze("rank-3"), "peer"),
-        (WorkerHang("rank-0"), "local"),
+        (WorkerCrash("rank-1"), "local", ("kill_rank", 1)),
+        (NodeLoss("rank-2"), "peer", ("kill", 2, 1)),
+        (RootLoss(), "peer", ("kill", ROOT, 1)),
+        (NodeFreeze("rank-3"), "peer", ("freeze", 3)),
+        (WorkerHang("rank-0"), "local", ("stop_rank", 0)),
     ],
-    ids=str,
+    ids=lambda value: "" if isinstance(value, tuple) else str(value),
 )
-def test_training_resumes_from_memory_with_the_same_losses(lab, undisturbed, failure, tier):
+def test_training_resumes_from_memory_with_the_same_losses(
+    lab, undisturbed, failure, tier, simulated
+):
+    """A simulated lab says the same of the recovery, event by event."""
     job = gpt_job(size="tiny", iterations=ITERATIONS)
     scenario = Scenario().add(failure, iteration=6)
     run = lab.train(job, scenario=scenario, persistent_url=None, min_progress_s=6.0).wait(200)
@@ -68,14 +76,17 @@ def test_training_resumes_from_memory_with_the_same_losses(lab, undisturbed, fai
     assert tier in {receipt.tier for receipt in receipts}
     assert all(receipt.verified for receipt in receipts)
     assert len(receipts) == 4
+    explain(run.log, (AT_S, *simulated))
 
 
 def test_a_cut_link_that_comes_back_costs_nothing(lab, undisturbed):
     job = gpt_job(size="tiny", iterations=ITERATIONS)
     scenario = Scenario().add(LinkCut("rank-2"), iteration=5)
-    report = lab.train(job, scenario=scenario, persistent_url=None).wait(200).report()
+    run = lab.train(job, scenario=scenario, persistent_url=None).wait(200)
+    report = run.report()
     assert report.recoveries == ()
     assert report.losses_match(undisturbed(iterations=ITERATIONS))
+    explain(run.log, (AT_S, "reset", ROOT, 2, 0), (0.0, "reset", 2, ROOT, 0))
 
 
 @pytest.mark.skipif(sockets.why_not() is not None, reason=str(sockets.why_not()))
@@ -130,6 +141,8 @@ def test_a_flipped_bit_is_stepped_over_at_the_next_recovery(lab, undisturbed):
     report = run.wait(200).report()
     assert report.losses_match(undisturbed(iterations=ITERATIONS))
     assert any("shard 1" in text for r in report.recoveries for text in r.rejected)
+    damage = ("flip", 1, 0), ("flip", 1, 1), ("kill_rank", 1)
+    explain(run.log, (AT_S, "stop_rank", 1), *((0.0, *one) for one in damage))
 
 
 def stop_and_damage(run) -> None:
@@ -154,6 +167,8 @@ def test_two_lost_nodes_of_one_group_send_everyone_to_the_persistent_tier(lab, u
     report = run.wait(300).report()
     assert report.losses_match(undisturbed(iterations=ITERATIONS))
     assert {receipt.tier for receipt in report.recoveries[0].receipts} <= {"persistent"}
+    shape = replace(LASTS, has_tier=True, persist_every=3)
+    explain(run.log, (AT_S, "kill", 2, 1), (0.0, "kill", 3, 1), shape=shape)
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ from gemini_lab.log.events import RESIZE
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab_bench.benches.live_lab import wait_for
 from gemini_lab_bench.benches.resize import means
+from tests.bench.real_turns import explain
 
 ITERATIONS = 16
 
@@ -43,6 +44,7 @@ def test_four_nodes_become_three_and_four_again_from_memory(lab):
     whole, found = means(undisturbed), means(report)
     assert found.keys() == whole.keys()
     assert found == pytest.approx(whole, rel=1e-5)
+    explain(run.log, (8.0, "resize", 2), (5.0, "resize", 3))
 
 
 @pytest.mark.long

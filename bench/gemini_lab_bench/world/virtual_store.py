@@ -72,6 +72,8 @@ class VirtualStore:
 
     def is_reached(self, host: NetworkHost, member: int | None = None) -> bool:
         """Return whether a way leads from a machine to a member that follows the leader."""
+        if len(self.hosts) == 1 and not self.down:
+            return self.network.is_linked(host, self.hosts[0])
         asked = range(len(self.hosts)) if member is None else [member]
         linked = (n for n in asked if self.network.is_linked(host, self.hosts[n]))
         return self._has_most(self._leader) and any(
