@@ -109,7 +109,7 @@ def test_the_seed_under_way_ends_before_ctrl_c_ends_the_others(monkeypatch, caps
 def test_what_seeds_reach_is_counted_among_all_marks_that_there_are():
     """A mark that no list has could never count as missing."""
     reached = Coverage()
-    for seed in range(20):
+    for seed in range(19):
         reached.add(run_seed(seed).coverage)
     assert {*reached.marks} <= {*all_marks()}
     assert "order StartWorkers" in reached.marks

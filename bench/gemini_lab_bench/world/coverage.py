@@ -36,7 +36,9 @@ OF_WORKERS: Final = ("starting", "running", "finishing")
 ANSWERS: Final = {
     "Fenced": ("fencing", "inventory", "waiting", "running"),
     "Inventory": ("inventory", "waiting"),
-    **dict.fromkeys(("Persisted", "SaveFailed", "Committed"), ("waiting", *OF_WORKERS)),
+    **dict.fromkeys(
+        ("Persisted", "SaveFailed", "Committed"), ("inventory", "waiting", *OF_WORKERS)
+    ),
 }
 """By name, the phases in which an agent may say what the root agent asked for."""
 OF_AGENTS: Final = ("OrderFailed", "Ailing", "NodeLeaves", "ReadyToStart", "Disowned")
