@@ -23,7 +23,6 @@ from gemini_lab.launch.mpi import find_mpiexec
 
 pytest.importorskip("jupyterlab")
 pytest.importorskip("ipywidgets")
-pytest.importorskip("anywidget")
 
 PATIENCE_S = 180
 NOTEBOOK = "pictures.ipynb"
@@ -44,13 +43,6 @@ from IPython.display import HTML
 HTML("<p class='formula'>$a$</p>")
 """
 WIDGETS = """
-from gemini_lab_widgets.timeline import Timeline
-from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic_bars import TrafficBars
-timeline = Timeline()
-timeline.update(TrafficBars(Nodes()))
-timeline.widget()
-# %%
 %load_ext gemini_lab
 lab = Lab(nodes=2, standbys=0, warm=False)
 lab.controls(Job(script="waits.py"), persistent_url=None)
@@ -192,7 +184,6 @@ def test_a_notebook_in_jupyterlab_shows_pictures_and_its_buttons_work(
     assert page.locator("svg.gl-drawing img, .gl-drawing [onerror]").count() == 0
     paper = "getComputedStyle(document.querySelector('svg.gl-drawing')).getPropertyValue('{}')"
     assert page.evaluate(paper.format("--gl-paper")).strip() == "#141414"  # it is a dark theme
-    page.wait_for_selector(".jp-OutputArea-output canvas")
     page.wait_for_selector(".formula mjx-container")
     assert page.locator("mjx-container").count() == 1  # dollars in words are dollars
     for words in ("$a$ of words", "$a$ of predictions"):

@@ -36,6 +36,16 @@ TEXTS = """() => {
         for (const child of view.children()) look(child, plot)
     }
     for (const root of Bokeh.index.roots) look(root, null)
+    const visit = (root) => {
+        for (const one of root.querySelectorAll("*")) {
+            if (one.shadowRoot) visit(one.shadowRoot)
+            if (!one.matches("svg text")) continue
+            const {left, right, width} = one.getBoundingClientRect()
+            const is_within = left >= 0 && right <= innerWidth
+            if (width) found.push({text: one.textContent, at: left, is_within})
+        }
+    }
+    visit(document)
     return found
 }"""
 """What is written in the figures of a page, and whether all of it is within them."""
@@ -78,7 +88,7 @@ def test_news_arrives_while_the_log_grows(log: Path, page: Any) -> None:
 
 
 HEIGHTS = """() => Object.fromEntries(
-    ['iterations', 'recovery', 'wasted'].map((name) => {
+    ['iterations', 'curves'].map((name) => {
         const high = (root) => Math.max(0, ...[...root.querySelectorAll('*')].map((one) => Math.max(
             one.matches('canvas') ? one.getBoundingClientRect().height : 0,
             one.shadowRoot ? high(one.shadowRoot) : 0)))
@@ -120,14 +130,12 @@ def test_a_map_of_many_nodes_is_scrolled_and_not_squeezed(log: Path, page: Any) 
     write(log, lines_of_a_run(nodes=400, failures=1))
     with shown(log, page):
         wait_for(page, "Find a node")
-        page.wait_for_function(
-            """() => {
-                const all = (view) => [view, ...[...view.children()].flatMap(all)]
-                const map = Bokeh.index.roots.flatMap(all).find(({model, el}) =>
-                    model.type === "Figure" && model.height > 700 && el.clientHeight)
-                return map?.el.clientHeight === map?.model.height
-            }"""
-        )
+        grid = page.get_by_role("group", name="Who keeps whose replica")
+        page.locator('i[data-node="399"]').first.wait_for()
+        seen, whole = grid.evaluate("one => [one.clientHeight, one.scrollHeight]")
+        assert 300 < seen < 600 < whole
+        cell = page.locator('i[data-node="0"]').first.bounding_box()
+        assert cell["height"] > 14
 
 
 def test_while_the_views_load_the_answers_are_there_and_names_where_figures_will_be(

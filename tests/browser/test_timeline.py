@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.save import standalone_html
-from gemini_lab_widgets.timeline import ENTRY, Pump, Timeline
+from gemini_lab_widgets.timeline import ENTRY, Pump
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
@@ -278,14 +278,15 @@ def test_a_narrow_window_redraws(saved):
 
 def test_a_live_page_follows_what_arrives(page):
     pn = pytest.importorskip("panel", reason="panel is not installed")
-    run, timelines = reducer_of(FOUR, iterations=3), []
+    from gemini_lab_widgets.page import Timeline
+
+    run = reducer_of(FOUR, iterations=3)
     traffic = run.traffic
 
     def app():
-        timeline = Timeline()
-        timelines.append(timeline)
-        pn.state.add_periodic_callback(lambda: timeline.update(traffic), period=50)
-        return pn.Column(timeline.panel(), sizing_mode="stretch_width")
+        timeline = Timeline(sizing_mode="stretch_width")
+        pn.state.add_periodic_callback(lambda: timeline.pump.update(traffic), period=50)
+        return pn.Column(timeline, sizing_mode="stretch_width")
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -310,8 +311,8 @@ def test_a_live_page_follows_what_arrives(page):
         pn.state.reset()
 
 
-def test_a_notebook_widget_is_fed_in_binary_and_says_what_it_drew(page):
-    """The module's `render` with a model such as anywidget hands it."""
+def test_a_timeline_is_fed_in_binary_and_says_what_it_drew(page):
+    """The module's `render` with a model such as Panel hands it."""
     traffic, sent = traffic_of(FOUR), []
     pump = Pump(lambda meta, columns: sent.append((meta, columns)))
     pump.hear({"ready": True})
@@ -323,13 +324,15 @@ def test_a_notebook_widget_is_fed_in_binary_and_says_what_it_drew(page):
             const module = await import(URL.createObjectURL(
                 new Blob([source], { type: "text/javascript" })));
             window.heard = [];
-            const model = { on: (_, take) => { window.take = take; }, off: () => {},
-                send: (message) => window.heard.push(message) };
-            window.leave = module.default.render({ model, el: document.body });
+            const on = {};
+            const model = { on: (event, act) => { on[event] = act; }, off: () => {},
+                send_msg: (message) => window.heard.push(message) };
+            document.body.append(module.default.render({ model }));
+            window.leave = on.remove;
             const bytes = Uint8Array.from(atob(columns), (letter) => letter.charCodeAt(0));
             const padded = new Uint8Array(bytes.length + 3); // frames need not be aligned
             padded.set(bytes, 3);
-            window.take({ meta }, [new DataView(padded.buffer, 3)]);
+            on["msg:custom"]({ meta, columns: new DataView(padded.buffer, 3) });
         }""",
         [joined(ENTRY), meta, base64.b64encode(columns).decode()],
     )

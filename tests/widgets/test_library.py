@@ -41,12 +41,12 @@ def test_a_long_log_is_taken_in_slices(tmp_path: Path, monkeypatch: pytest.Monke
     log.write_text(LINE * (SLICE + 1) + "no event\n")
     follower = ShownRun(lambda: log)
     follower.pull()
-    assert follower.store.count == SLICE
+    assert follower.store.run.count == SLICE
     assert follower.is_catching_up
     assert follower.behind_bytes > 0
     pulled(follower, lambda: not follower.is_catching_up)
-    assert follower.store.count == SLICE + 1
-    assert follower.store.unread == 1
+    assert follower.store.run.count == SLICE + 1
+    assert follower.store.run.unread == 1
     assert follower.behind_bytes == 0
 
 
@@ -60,13 +60,13 @@ def test_another_log_begins_another_store(tmp_path: Path) -> None:
         logs.append(log)
     newest = logs[:1]
     follower = ShownRun(lambda: newest[-1])
-    pulled(follower, lambda: follower.store.count == 1)
+    pulled(follower, lambda: follower.store.run.count == 1)
     first, before = follower.store, follower.state
     newest.append(logs[1])
     pulled(follower, lambda: follower.name == "second")
     assert follower.store is not first
     assert follower.state != before
-    assert follower.store.count == 1
+    assert follower.store.run.count == 1
 
 
 def test_tables_are_made_once_for_all_pages(tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_a_page_says_how_far_a_first_reading_is_and_the_next_one_goes_on(
     assert re.fullmatch(r"3\d% is shown, [\d.]+ MiB to go, about .*", how_far)
     assert re.fullmatch(r"about [\d.]+ MiB is kept in .*/cache/gemini_lab", disk)
     first.close()
-    begun = first.store.count
+    begun = first.store.run.count
     del first
     gc.collect()
     again = ShownRun(lambda: log)
     again.pull()
-    assert begun < again.store.count < 3 * SLICE
+    assert begun < again.store.run.count < 3 * SLICE
     pulled(again, lambda: not again.is_catching_up)
-    assert again.store.count == 3 * SLICE - 1  # the first line tells how the log is written
+    assert again.store.run.count == 3 * SLICE - 1  # the first line tells how the log is written
 
 
 def test_a_page_says_why_a_part_is_coarse(tmp_path: Path) -> None:

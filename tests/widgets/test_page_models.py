@@ -11,6 +11,7 @@ from bokeh.document import Document
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.page import IDLE_MS, TICK_MS, UNANSWERED, Page
 from gemini_lab_widgets.views import VIEWS
+from gemini_lab_widgets.views.replica_map import MARKS
 from told_runs import ToldRun, with_one_loss
 
 from gemini_lab.log.entry import encode_entry
@@ -49,7 +50,7 @@ def look(page: Page) -> str:
 def test_a_page_is_answered_with_its_words_and_the_figures_come_one_by_one(log: Path) -> None:
     page = page_of(log)
     assert set(page._sheet.views) == {"spent", "status"}
-    assert page._timeline._newest is None
+    assert page._timeline.pump._traffic is None
     sizes = []
     while not page._sheet.is_whole:
         page._pulse.seen = page._pulse.beat
@@ -77,11 +78,11 @@ def test_all_views_show_the_same_moment(log: Path) -> None:
     page = page_of(log)
     page._move(12.0)  # a recovery is under way
     assert "recovering" in look(page)
-    assert page._sheet.views["replicas"].nodes.data["marker"][2] != "circle"
+    assert MARKS["recovering"] in page._sheet.views["replicas"].ring.text
     assert page._sheet.views["curves"].marks.data["x"] == [10]
-    assert page._sheet.views["recovery"].ends.data["text"][0].startswith("recovery 1: under way")
+    assert ">recovery 1: under way<" in page._sheet.views["recovery"].bars.text
     start_s = page._shown.store.run.course.started_at_s
-    assert page._timeline._newest is page._shown.store.traffic
+    assert page._timeline.pump._traffic is page._shown.store.traffic
     assert page._moment_s == start_s + 12.0
 
 
@@ -94,10 +95,10 @@ def test_figures_follow_the_slider_only_when_it_rests(log: Path) -> None:
         page._pulse.seen, page._due_s = page._pulse.beat, 0.0
         page.tick()
     assert "recovering" in str(page._sheet.views["status"].strip.text)
-    assert page._sheet.views["replicas"].nodes.data["marker"][2] == "circle"
+    assert MARKS["recovering"] not in page._sheet.views["replicas"].ring.text
     assert not page._is_idle
     look(page)
-    assert page._sheet.views["replicas"].nodes.data["marker"][2] != "circle"
+    assert MARKS["recovering"] in page._sheet.views["replicas"].ring.text
     assert page._is_idle
 
 

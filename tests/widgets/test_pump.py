@@ -1,7 +1,7 @@
 """What a viewer of the timeline is sent, and when."""
 
 from gemini_lab_widgets.save import standalone_html
-from gemini_lab_widgets.timeline import MAX_ROWS, MAX_UNDRAWN, Pump, Timeline
+from gemini_lab_widgets.timeline import MAX_ROWS, MAX_UNDRAWN, Pump
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Injected
@@ -120,11 +120,6 @@ def test_noise_from_a_viewer_is_ignored():
     for noise in (None, "drawn", {"drawn": "x"}, {"drawn": 99}, {"drawn": []}, {}):
         viewer.pump.hear(noise)
     assert viewer.got == []
-
-
-def test_visitors_of_a_page_do_not_bring_a_class_each():
-    timeline = Timeline()
-    assert type(timeline.panel()) is type(timeline.panel())
 
 
 def test_a_saved_timeline_cannot_be_broken_out_of():

@@ -5,15 +5,12 @@ import math
 
 import pytest
 from gemini_lab_widgets.replica_layout import (
-    ORDERS,
-    flow,
+    ring_arrow,
     ring_label,
     ring_places,
     shown_shards,
-    units_of,
+    together,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gemini_lab.placement import plan_placement
 from gemini_lab.report.tables.replica_map import CopyRow, ReplicaTable
@@ -58,52 +55,25 @@ def table(nodes, *, replicas=2, racks=0, lost=()):
     )
 
 
-def laid(told, order, *, columns=24):
-    by_shard, _ = shown_shards(told)
-    return flow(by_shard, units_of(told, by_shard, order), columns=columns)
+def test_the_shards_of_a_group_stand_together_and_each_stands_once():
+    told = table(101, replicas=3)
+    placed = together(told, range(101))
+    assert sorted(shard for group in placed for shard in group) == [*range(101)]
+    assert {tuple(group) for group in told.groups} <= {tuple(group) for group in placed}
+    assert together(told, [7]) == [[7]]
 
 
-@settings(max_examples=30)
-@given(
-    st.integers(33, 300),
-    st.integers(2, 4),
-    st.integers(0, 9),
-    st.integers(4, 60),
-    st.sampled_from(list(ORDERS)),
-)
-def test_every_copy_has_a_place_of_its_own_on_a_band(nodes, replicas, racks, columns, order):
-    told = table(nodes, replicas=replicas, racks=racks)
-    plan = laid(told, order, columns=columns)
-    assert sorted((c.shard, c.position) for c in plan.copies) == sorted(
-        (c.shard, c.position) for c in told.copies
-    )
-    places = list(zip(plan.x, plan.y, strict=True))
-    for (x, y), (u, v) in itertools.pairwise(sorted(places, key=lambda at: (at[1], at[0]))):
-        assert y != v or u - x >= 1
-    assert max(plan.x) < columns + 0.5
-    assert max(plan.y) < plan.rows
-    for x, y in places:
-        assert any(b.left < x < b.right and b.top < y < b.bottom for b in plan.bands)
-
-
-def test_a_replica_group_stands_together_in_one_line():
-    plan = laid(table(1000), "place")
-    lines = {}
-    for copy, y in zip(plan.copies, plan.y, strict=True):
-        lines.setdefault(copy.shard // 2, set()).add(int(y))
-    assert all(max(found) - min(found) == 1 for found in lines.values())
-
-
-def test_shards_with_the_fewest_whole_copies_stand_first():
-    plan = laid(table(100, lost={41, 70, 71}), "worst")
-    assert [copy.shard for copy in plan.copies[:8:2]] == [70, 71, 40, 41]
-
-
-def test_racks_have_their_names_above_them():
-    plan = laid(table(40, racks=12), "rack")
-    assert [band.label for band in plan.bands][:3] == ["rack-0", "rack-1", "rack-2"]
-    assert plan.bands[-1].label == "rack-11"
-    assert plan.bands[0].top >= 0.9  # room for a line of text
+def test_arrows_end_at_the_rim_of_their_holder():
+    placement = plan_placement(nodes=9, replicas=3)
+    where = ring_places(placement.groups, 9)
+    ends = [
+        ring_arrow(where[shard], where[holder]).head
+        for shard, kept in enumerate(placement.holders)
+        for holder in kept
+        if holder != shard
+    ]
+    assert len({*ends}) == len(ends) == 18
+    assert all(0.8 < math.hypot(x, y) < 1.01 for x, y in ends)
 
 
 @pytest.mark.parametrize(("nodes", "left_out"), [(1000, 0), (1500, 167)])

@@ -107,7 +107,7 @@ def test_ages_grow_while_a_run_is_silent() -> None:
 def test_times_are_told_since_the_start_of_the_run(start_s: float) -> None:
     run = ToldRun(start_s=start_s).protect().train(1, 4)
     store = stored(run.entries)
-    assert store.newest_s == run.now_s
+    assert store.run.newest_s == run.now_s
     assert store.tables().status.now_s == run.now_s - start_s
 
 
@@ -165,7 +165,7 @@ def test_no_event_whatever_it_says_stops_the_store(data: st.DataObject) -> None:
         place = data.draw(st.integers(0, len(entries) - 1))
         entries.insert(place, odd(entries[place], data))
     store = stored(entries)
-    assert store.count == len(entries)
+    assert store.run.count == len(entries)
     assert store.tables().status.unread <= len(entries)
 
 
@@ -227,7 +227,7 @@ def test_what_an_older_epoch_says_late_makes_no_version_whole() -> None:
 
 def test_what_a_dashboard_keeps_is_bounded() -> None:
     store = stored(ToldRun(nodes=8).protect().train(1, 500).entries)
-    assert store.count > 8_000
+    assert store.run.count > 8_000
     assert store.run.iterations.counted() == ()
     assert len(store.run.sums.versions) == 500
 
@@ -240,7 +240,7 @@ def test_a_run_is_loaded_from_its_folder_or_its_log(tmp_path: Path) -> None:
     log = write(tmp_path, entries)
     for path in (tmp_path, log, str(tmp_path)):
         store = EventStore.load(path)
-        assert (store.count, store.name) == (len(entries), tmp_path.name)
+        assert (store.run.count, store.name) == (len(entries), tmp_path.name)
         assert store.tables().recoveries == stored(entries).tables().recoveries
 
 
@@ -266,5 +266,5 @@ def test_lines_that_are_no_events_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     log.write_bytes(b"\n".join([*good[:3], *bad, *good[3:]]) + b"\n")
     store = EventStore.load(tmp_path)
-    assert store.count == len(entries)
-    assert store.unread == len(bad)
+    assert store.run.count == len(entries)
+    assert store.run.unread == len(bad)

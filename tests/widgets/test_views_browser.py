@@ -9,13 +9,12 @@ import pytest
 
 pytest.importorskip("bokeh")
 
+from bokeh.document import Document
 from bokeh.embed import file_html
 from bokeh.layouts import column
 from bokeh.resources import INLINE
 from gemini_lab_widgets.views import VIEWS, View
-from gemini_lab_widgets.views.replica_map import HEIGHT
-from gemini_lab_widgets.views.time_bar import SpentView
-from test_views import HOSTILE, hostile_run, tables
+from test_views import HOSTILE, TEXT, hostile_run, tables
 from told_runs import ToldRun, with_one_loss
 
 from gemini_lab import plan_placement
@@ -74,16 +73,19 @@ def show(page: Any, folder: Path, run: ToldRun, kinds: tuple[type[View], ...] = 
     for view in views:
         view.update(tables(run))
     file = folder / "views.html"
-    root = column(*[view.root for view in views], sizing_mode="stretch_width")
-    file.write_text(file_html(root, INLINE, title="views"), encoding="utf-8")
+    document = Document()
+    document.add_root(column(*[view.root for view in views], sizing_mode="stretch_width"))
+    for view in views:
+        view.join(document)
+    file.write_text(file_html(document, INLINE, title="views"), encoding="utf-8")
     page.goto(file.as_uri())
     page.wait_for_function(IDLE)
 
 
 def test_all_views_open_from_a_file_without_a_request(page: Any, tmp_path: Path) -> None:
     show(page, tmp_path, with_one_loss())
-    for kind in VIEWS[1:]:
-        if kind is not SpentView:
+    for kind in VIEWS:
+        if kind not in TEXT:
             assert page.get_by_role("img", name=kind.title).count() >= 1
     assert page.get_by_role("row", name="training").is_visible()
     assert page.get_by_text("failures survivable", exact=True).is_visible()
@@ -99,28 +101,40 @@ def test_choosing_a_node_answers_what_if(page: Any, tmp_path: Path) -> None:
     page.get_by_text("Tap a node").wait_for()
 
 
-def test_tapping_a_node_answers_what_if(page: Any, tmp_path: Path) -> None:
-    show(page, tmp_path, with_one_loss())
-    place = page.evaluate(
-        """(height) => {
-        const views = [...Bokeh.index.roots].flatMap((root) => [...root.children()])
-        const find = (view) => view.model.type == "Figure" && view.model.height == height
-            ? view : [...view.children()].map(find).find((one) => one)
-        const plot = views.map(find).find((one) => one)
-        const [name] = [...Bokeh.documents[0]._all_models.values()]
-            .filter((model) => model.data && "html" in model.data)
-        const at = (axis, value) => plot.frame[axis].compute(value)
-        const box = plot.el.getBoundingClientRect()
-        const {x, y} = name.data
-        return [box.x + at("x_scale", x[1]), box.y + at("y_scale", y[1])]
-    }""",
-        HEIGHT,
-    )
-    page.mouse.click(*place)
+@pytest.mark.parametrize("nodes", [4, 40])
+def test_tapping_a_node_answers_what_if_until_it_is_tapped_again(
+    page: Any, tmp_path: Path, nodes: int
+) -> None:
+    show(page, tmp_path, ToldRun(nodes=nodes).protect().train(1, 2).finish(2))
+    node = page.locator('[data-node="1"]').first
+    node.click()
     page.get_by_text("If node-1 had died at the run's end").wait_for()
-    assert page.get_by_label("What if this node dies?").locator("option:checked").inner_text() == (
-        "node-1"
-    )
+    faint = "one => getComputedStyle(one.closest('.copy') ?? one).opacity"
+    other = page.locator('.copy[data-on="0"] .line' if nodes == 4 else 'i[data-node="0"]').first
+    assert other.evaluate(faint) == "0.25"
+    if nodes == 4:
+        chosen = page.get_by_label("What if this node dies?").locator("option:checked")
+        assert chosen.inner_text() == "node-1"
+    node.click()
+    page.get_by_text("Tap a node").wait_for()
+    assert other.evaluate(faint) == "1"
+
+
+def test_many_nodes_are_shown_in_the_order_that_is_chosen(page: Any, tmp_path: Path) -> None:
+    run = ToldRun(nodes=40).protect().train(1, 2).fail("node-21", known=2)
+    show(page, tmp_path, run)
+    corner = """() => {
+        const box = (one) => one.getBoundingClientRect()
+        const first = (a, b) => box(a).top - box(b).top || box(a).left - box(b).left
+        const maps = (root) => [...root.querySelectorAll("*")].flatMap((one) => [
+            ...(one.matches(".shard") ? [one] : []),
+            ...(one.shadowRoot ? maps(one.shadowRoot) : []),
+        ])
+        return maps(document).sort(first)[0].querySelector("i").textContent
+    }"""
+    assert page.evaluate(corner) == "0"
+    page.get_by_label("Order").select_option(label="worst first")
+    page.wait_for_function(f"() => ({corner})() === '20'")
 
 
 def test_a_hostile_name_runs_nothing_in_any_view(page: Any, tmp_path: Path) -> None:

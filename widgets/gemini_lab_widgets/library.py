@@ -61,7 +61,7 @@ class ShownRun:
     @property
     def state(self) -> tuple[int, int]:
         """Return the run's number and its count of events: it changes with each event."""
-        return self._number, self.store.count
+        return self._number, self.store.run.count
 
     @property
     def progress(self) -> str:

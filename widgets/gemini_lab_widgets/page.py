@@ -21,7 +21,7 @@ from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.page_layout import PageLayout, looking_back
 from gemini_lab_widgets.pictures.palette import FONT
 from gemini_lab_widgets.store import tables_at
-from gemini_lab_widgets.timeline import Timeline
+from gemini_lab_widgets.timeline import ENTRY, Pump
 from gemini_lab_widgets.tools import Tools
 from gemini_lab_widgets.views import StatusView
 
@@ -86,7 +86,7 @@ class Page:
         # after its session was let go gets another one, which would take them from another host.
         document.template_variables["dist_url"] = LOCAL_DIST
         self._sheet = PageLayout(is_late=True)
-        self._pulse, self._timeline = Pulse(margin=0), Timeline()
+        self._pulse, self._timeline = Pulse(margin=0), Timeline(sizing_mode="stretch_width")
         self._document = document
         self._pulse.sizing_mode = "stretch_width"
         self._pulse.param.watch(self._go_on, "seen")
@@ -99,9 +99,7 @@ class Page:
         self._status = self._shown.tables().status
         self._open(_asked(document))
         self.tick()
-        moving = pn.Column(
-            self._pulse, self._timeline.panel(), sizing_mode="stretch_width", margin=0
-        )
+        moving = pn.Column(self._pulse, self._timeline, sizing_mode="stretch_width", margin=0)
         with document.models.freeze():  # or every root makes it look through all models
             moving.server_doc(document, location=False)
             document.roots[0].name = "timeline"
@@ -180,7 +178,7 @@ class Page:
         store = self._shown.store
         now_s = time.monotonic()
         if self._pulse.seen:  # the page is on the screen: now what takes long
-            self._timeline.update(store.traffic, moment_s=self._moment_s)
+            self._timeline.pump.update(store.traffic, moment_s=self._moment_s)
             tables = self._tables()
             if tables is not None and self._sheet.make_next(self._document, tables):
                 self._pulse.send()
@@ -304,7 +302,7 @@ class Page:
             return "late", "waiting", "no run has begun yet"
         if shown.is_catching_up:
             return "late", "reading the log", shown.progress
-        if not shown.store.count:
+        if not shown.store.run.count:
             return _without_events(shown)
         if self._at_s is not None:
             return self._past(self._at_s)
@@ -316,7 +314,7 @@ class Page:
             return "failed", "failed", "this is all of it"
         if status.origin == "simulated":
             return "late", "not finished", "the log of this simulation ends before its run does"
-        silent_s = time.time() - (shown.store.newest_s or 0.0)
+        silent_s = time.time() - (shown.store.run.newest_s or 0.0)
         if silent_s > QUIET_S:
             return "late", "silent", f"no event for {format_seconds(round(silent_s))}"
         kind = "late" if self._pulse.behind_s > BEHIND_S else "live"
@@ -338,8 +336,8 @@ def _asked(document: Document) -> dict[str, list[str]]:
 
 def _without_events(shown: ShownRun) -> tuple[str, str, str]:
     """Return the line at the top for a log in which there is no event."""
-    if shown.store.unread:
-        lines = f"none of its {shown.store.unread:,} lines could be read as events of this log"
+    if shown.store.run.unread:
+        lines = f"none of its {shown.store.run.unread:,} lines could be read as events of this log"
         return "failed", "not readable", lines
     return "late", "waiting", f"no events yet in {shown.log.name if shown.log else 'the log'}"
 
@@ -397,3 +395,14 @@ class Pulse(JSComponent):  # type: ignore[misc]
         if sent_at_s is not None and change.old:  # the first one waits for the page to load
             self.behind_s = time.monotonic() - sent_at_s
         self._sent_at_s = {b: at_s for b, at_s in self._sent_at_s.items() if b > change.new}
+
+
+class Timeline(JSComponent):  # type: ignore[misc]
+    """The canvas of `js/timeline.js` on a page, and the pump that feeds it."""
+
+    _esm = joined(ENTRY)
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)
+        self.pump = Pump(lambda meta, columns: self._send_msg({"meta": meta, "columns": columns}))
+        self.on_msg(lambda event: self.pump.hear(getattr(event, "data", event)))

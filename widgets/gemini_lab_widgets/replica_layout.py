@@ -1,22 +1,21 @@
 """The places of nodes and copies in the replica map: plain numbers, for the live and static map.
 
 Up to `RING_NODES` nodes stand in a ring, with an arrow from each owner to its shard's other
-holders. Of more nodes each shard is a column of its copies, the owner's on top. Shards that belong
-together, a placement group or a rack, are a unit; units flow like words, in lines as wide as the
-map.
+holders. The ring's radius is 1, its middle is (0, 0), and y grows upwards. Of more nodes each shard
+is a column of its copies, the owner's on top. The shards of a placement group stand together.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final
 
 from gemini_lab.report.tables.replica_map import CopyRow, ReplicaTable
 
 RING_NODES: Final = 32
 """Nodes that are drawn as a ring, at most."""
 GROUP_GAP: Final = 0.5
-"""Between two groups, in distances between nodes; between two units, in columns."""
+"""Between two groups, in distances between nodes."""
 NODE_RADIUS: Final = 0.13
 LABEL_RADIUS: Final = 1.26
 CLOSE: Final = 16
@@ -61,20 +60,13 @@ def ring_places(groups: Sequence[Sequence[int]], nodes: int) -> dict[int, RingPl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingLabel:
-    """The place of a node's name outside of the ring, and its direction.
+    """The place of a node's name outside of the ring, and its direction."""
 
-    Attributes:
-        x: Of the point at which it begins, or ends if it is on the left.
-        align: The side of the name that is there.
-        baseline: The part of its height that is there.
-        angle: Its tilt in radians, counterclockwise.
-    """
-
-    x: float
+    x: float  # of the point at which the name begins, or ends if it is on the left
     y: float
-    align: str
-    baseline: str
-    angle: float = 0.0
+    align: str  # the side of the name that is there: left, center or right
+    baseline: str  # the part of its height that is there: top, middle or bottom
+    angle: float = 0.0  # its tilt in radians, counterclockwise
 
 
 def ring_label(place: RingPlace, nodes: int) -> RingLabel:
@@ -92,37 +84,33 @@ def ring_label(place: RingPlace, nodes: int) -> RingLabel:
 
 def ring_bands(
     groups: Sequence[Sequence[int]], where: Mapping[int, RingPlace]
-) -> dict[str, list[float]]:
-    """Return the start and end of each group's band, counterclockwise from the right."""
-    ends = [(where[group[0]].angle, where[group[-1]].angle) for group in groups if len(groups) > 1]
-    margin = 0.35 * 2 * math.pi / (len(where) + len(groups) * GROUP_GAP) if where else 0.0
-    return {
-        "start": [math.pi / 2 - last - margin for _, last in ends],
-        "end": [math.pi / 2 - first + margin for first, _ in ends],
-    }
+) -> list[tuple[float, float]]:
+    """Return the first and last angle of each group's band, from the top clockwise."""
+    if len(groups) < 2 or not where:
+        return []
+    margin = 0.35 * 2 * math.pi / (len(where) + len(groups) * GROUP_GAP)
+    return [(where[one[0]].angle - margin, where[one[-1]].angle + margin) for one in groups]
 
 
-def ring_arrows(
-    ends: Iterable[tuple[int, int]], where: Mapping[int, RingPlace], *, rim: float = NODE_RADIUS
-) -> dict[str, list[Any]]:
-    """Return bent arrows from owners to holders, from rim to rim; a row each."""
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("x0", "y0", "x1", "y1", "cx", "cy", "angle")
-    }
-    for owner, holder in ends:
-        start, end = where[owner].at(1.0), where[holder].at(1.0)
-        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
-        along = (end[0] - start[0], end[1] - start[1])
-        bend = (
-            middle[0] * (1 - PULL) - along[1] * BEND,
-            middle[1] * (1 - PULL) + along[0] * BEND,
-        )
-        tail, head = _towards(start, bend, rim), _towards(end, bend, rim)
-        angle = math.atan2(head[1] - bend[1], head[0] - bend[0]) - math.pi / 2
-        values = (*tail, *head, *bend, angle)
-        for name, value in zip(columns, values, strict=True):
-            columns[name].append(value)
-    return columns
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingArrow:
+    """A bent arrow, from rim to rim."""
+
+    tail: Point
+    bend: Point  # the control point of its curve
+    head: Point
+
+
+def ring_arrow(owner: RingPlace, holder: RingPlace, *, rim: float = NODE_RADIUS) -> RingArrow:
+    """Return the arrow from an owner to a holder, bent towards the middle."""
+    (x0, y0), (x1, y1) = owner.at(1.0), holder.at(1.0)
+    bend = (
+        (x0 + x1) / 2 * (1 - PULL) - (y1 - y0) * BEND,
+        (y0 + y1) / 2 * (1 - PULL) + (x1 - x0) * BEND,
+    )
+    return RingArrow(
+        tail=_towards((x0, y0), bend, rim), bend=bend, head=_towards((x1, y1), bend, rim)
+    )
 
 
 def _towards(point: Point, goal: Point, rim: float) -> Point:
@@ -133,54 +121,7 @@ def _towards(point: Point, goal: Point, rim: float) -> Point:
 
 # -- many nodes ------------------------------------------------------------------------------------
 
-Order = Literal["place", "worst", "rack"]
-ORDERS: Final[dict[Order, str]] = {
-    "place": "by position",
-    "worst": "worst first",
-    "rack": "by rack",
-}
-LEADING: Final = 0.55
-"""Between two lines, in rows."""
-LABEL: Final = 0.95
-"""Above a line whose units have labels, in rows."""
 MOST_CELLS: Final = 4_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapUnit:
-    """Shards that stand side by side, and the label above them."""
-
-    shards: tuple[int, ...]
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapBand:
-    """The area behind a unit, or behind its part on one line."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-    label: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapPlan:
-    """The map of many nodes.
-
-    Attributes:
-        copies: Those that are drawn.
-        x: The middle of each, in columns from the left.
-        y: The middle of each, in rows from the top.
-        bands: Behind the units.
-    """
-
-    copies: tuple[CopyRow, ...]
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    bands: tuple[MapBand, ...]
-    rows: float
 
 
 def shown_shards(table: ReplicaTable) -> tuple[dict[int, list[CopyRow]], int]:
@@ -189,64 +130,19 @@ def shown_shards(table: ReplicaTable) -> tuple[dict[int, list[CopyRow]], int]:
     for copy in table.copies:
         by_shard.setdefault(copy.shard, []).append(copy)
     most = max(map(len, by_shard.values()), default=1)
-    by_harm = sorted(by_shard, key=lambda shard: not _harmed(by_shard[shard]))
+    by_harm = sorted(by_shard, key=lambda shard: not harmed(by_shard[shard]))
     drawn = sorted(by_harm[: max(1, MOST_CELLS // most)])
     return {shard: by_shard[shard] for shard in drawn}, len(by_shard) - len(drawn)
 
 
-def _harmed(copies: Iterable[CopyRow]) -> int:
+def harmed(copies: Iterable[CopyRow]) -> int:
     """Return how many copies are not whole."""
     return sum(copy.state != "whole" for copy in copies)
 
 
-def units_of(
-    table: ReplicaTable, by_shard: dict[int, list[CopyRow]], order: Order
-) -> list[MapUnit]:
-    """Return the shards that are drawn, in this order."""
-    if order == "rack":
-        racks: dict[str, list[int]] = {}
-        for shard in by_shard:
-            racks.setdefault(table.nodes[shard].rack, []).append(shard)
-        # By length first, so that rack 2 comes before rack 10.
-        found = sorted(racks.items(), key=lambda rack: (len(rack[0]), rack[0]))
-        return [MapUnit(shards=tuple(shards), label=rack or "no rack") for rack, shards in found]
-    grouped = [[shard for shard in group if shard in by_shard] for group in table.groups]
+def together(table: ReplicaTable, shards: Iterable[int]) -> list[list[int]]:
+    """Return these shards by placement group; one of no group stands alone."""
+    wanted = dict.fromkeys(shards)
+    grouped = [[shard for shard in group if shard in wanted] for group in table.groups]
     seen = {shard for group in grouped for shard in group}
-    grouped += [[shard] for shard in by_shard if shard not in seen]
-    whole = [MapUnit(shards=tuple(group)) for group in grouped if group]
-    if order == "worst":
-        return sorted(whole, key=lambda unit: -max(_harmed(by_shard[s]) for s in unit.shards))
-    return whole
-
-
-def flow(
-    by_shard: dict[int, list[CopyRow]], in_order: Sequence[MapUnit], *, columns: int
-) -> MapPlan:
-    """Place units in lines of so many columns; a longer one goes on in the next line."""
-    most = max(map(len, by_shard.values()), default=1)
-    label = LABEL if any(unit.label for unit in in_order) else 0.0
-    copies: list[CopyRow] = []
-    xs: list[float] = []
-    ys: list[float] = []
-    bands: list[MapBand] = []
-    at, top = 0.0, label
-    for unit in in_order:
-        if at and at + len(unit.shards) > columns:
-            at, top = 0.0, top + most + LEADING + label
-        rest = list(unit.shards)
-        while rest:
-            part, rest = rest[: max(1, int(columns - at))], rest[max(1, int(columns - at)) :]
-            for number, shard in enumerate(part):
-                for row, copy in enumerate(by_shard[shard]):
-                    copies.append(copy)
-                    xs.append(at + number + 0.5)
-                    ys.append(top + row + 0.5)
-            bands.append(
-                MapBand(left=at, right=at + len(part), top=top, bottom=top + most, label=unit.label)
-            )
-            at += len(part) + GROUP_GAP
-            if rest:
-                at, top = 0.0, top + most + LEADING + label
-    return MapPlan(
-        copies=tuple(copies), x=tuple(xs), y=tuple(ys), bands=tuple(bands), rows=top + most
-    )
+    return [group for group in grouped if group] + [[one] for one in wanted if one not in seen]

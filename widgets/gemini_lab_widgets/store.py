@@ -62,21 +62,6 @@ class EventStore:
         return self.run.name
 
     @property
-    def count(self) -> int:
-        """Entries taken in."""
-        return self.run.count
-
-    @property
-    def unread(self) -> int:
-        """Entries that made no sense, and lines that were no entries."""
-        return self.run.unread
-
-    @property
-    def newest_s(self) -> float | None:
-        """The latest time told, on the log's clock; `None` before the first entry."""
-        return self.run.newest_s
-
-    @property
     def traffic(self) -> TrafficBars:
         """The timeline's data."""
         return self.run.traffic
@@ -88,7 +73,7 @@ class EventStore:
 
     def losses(self) -> Losses:
         every = 1 if self.run.course.is_over else REFRESH_EVENTS
-        state = self.run.recoveries.changes, self.count // every
+        state = self.run.recoveries.changes, self.run.count // every
         if self._losses is None or self._losses[0] != state:
             self._losses = state, losses_of(self.run)
         return self._losses[1]

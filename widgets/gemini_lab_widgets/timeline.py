@@ -1,7 +1,7 @@
-"""The traffic timeline, to look at: in a notebook, on a Panel page, and in a saved file.
+"""The traffic timeline's feed: what a page shows, and what it asks for.
 
-All three run the modules in `js/`, joined. The live ones are fed by a `Pump` each, which sends what
-is new in packed columns and holds back while the browser has not drawn what it was sent.
+A live page and a saved one run the modules in `js/`, joined. A live one is fed by a `Pump`, which
+sends what is new in packed columns and waits while the browser has not drawn what it was sent.
 
 A viewer holds the newest bars. For another window it says `{"look": {...}}`, and gets the bars that
 lie there. If those are too many to be seen one by one, it gets the covered share of each pixel
@@ -12,7 +12,6 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from math import isinf
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -25,7 +24,6 @@ from gemini_lab.report.bars import Rows, in_columns
 from gemini_lab.report.pyramid import NO_ROWS, Covered, Pyramid
 from gemini_lab.report.reducers.traffic_bars import MAX_NAMES as MOST_NAMES
 from gemini_lab.report.reducers.traffic_bars import TrafficBars
-from gemini_lab_widgets.modules import joined
 
 MOST_BARS: Final = 1 << 17
 """More are not sent one by one."""
@@ -150,7 +148,7 @@ class Pump:
 
     A viewer says `{"ready": true}` when it starts, also when it starts anew, and `{"drawn": seq}`
     after each message that it has drawn. Nothing is sent before the first. What it wants to see
-    beyond the newest bars it asks for (`gemini_lab_widgets.timeline`).
+    beyond the newest bars it asks for.
 
     Args:
         send: Sends a message: plain values and packed columns.
@@ -171,7 +169,6 @@ class Pump:
         self._sent_moment_s: float | None = None
         self._was_known_s: float | None = None
         self._undrawn: dict[int, float] = {}
-        self._source_behind_s = 0.0
         self.behind_s = 0.0
         """From when what was drawn last was known until it was drawn."""
 
@@ -200,20 +197,18 @@ class Pump:
         if answer is not None:
             self._send({"look": answer[0]}, answer[1])
 
-    def update(
-        self, traffic: TrafficBars, *, behind_s: float = 0.0, moment_s: float | None = None
-    ) -> None:
-        """Show `traffic`, of which everything may be known for some time without being sent.
+    def update(self, traffic: TrafficBars, *, moment_s: float | None = None) -> None:
+        """Show what is new in `traffic`; call it about 10 times a second while a run goes on.
+
+        It never waits for the browser.
 
         Args:
             traffic: The run's; another one than before replaces it.
-            behind_s: How far the traffic itself is behind the run.
             moment_s: The moment on the log's clock that the page shows; `None` for the newest.
         """
         self._moment_s = moment_s
         if traffic is not self._traffic:
             self._traffic, self._is_fresh = traffic, True
-        self._source_behind_s = behind_s
         if self._was_known_s is None and self._has_news():
             self._was_known_s = self._clock()
         self._flow()
@@ -251,7 +246,7 @@ class Pump:
             "more": end < traffic.bars.end,
             "lanes": traffic.lanes[self._lanes :],
             "names": traffic.names[self._names :],
-            "behind_s": self.behind_s + self._source_behind_s,
+            "behind_s": self.behind_s,
             "moment_s": self._moment_s,
         }
         if self._is_fresh or self._lanes < len(traffic.lanes):
@@ -285,69 +280,3 @@ def state(traffic: TrafficBars) -> dict[str, Any]:
         "open_bytes": traffic.open_bytes,
         "replicas": traffic.replicas,
     }
-
-
-class Timeline:
-    """The timeline of one run in as many places as are asked for.
-
-    `widget()` gives one for a notebook cell, `panel()` one for a Panel page; `update` brings all of
-    them up to date and never waits for a browser.
-    """
-
-    def __init__(self) -> None:
-        self._pumps: list[Pump] = []
-        self._newest: TrafficBars | None = None
-
-    def update(
-        self, traffic: TrafficBars, *, behind_s: float = 0.0, moment_s: float | None = None
-    ) -> None:
-        """Show what is new in `traffic`; call it about 10 times a second while a run goes on."""
-        self._newest = traffic
-        for pump in self._pumps:
-            pump.update(traffic, behind_s=behind_s, moment_s=moment_s)
-
-    @property
-    def behind_s(self) -> float:
-        return max((pump.behind_s for pump in self._pumps), default=0.0)
-
-    def widget(self) -> Any:
-        import anywidget  # noqa: PLC0415 - only notebooks need it
-
-        class NotebookTimeline(anywidget.AnyWidget):  # type: ignore[misc]
-            """The canvas of `js/timeline.js` in a notebook."""
-
-            _esm = joined(ENTRY)
-
-        view = NotebookTimeline()
-        pump = self._pump(lambda meta, columns: view.send({"meta": meta}, [columns]))
-        view.on_msg(lambda _, message, __: pump.hear(message))
-        return view
-
-    def panel(self) -> Any:
-        view = _panel_class()(sizing_mode="stretch_width")
-        pump = self._pump(
-            lambda meta, columns: view._send_msg(  # noqa: SLF001 - Panel's documented way
-                {"meta": meta, "columns": columns}
-            )
-        )
-        view.on_msg(lambda event: pump.hear(getattr(event, "data", event)))
-        return view
-
-    def _pump(self, send: Send) -> Pump:
-        pump = Pump(send)
-        self._pumps.append(pump)
-        if self._newest is not None:
-            pump.update(self._newest)
-        return pump
-
-
-@cache
-def _panel_class() -> Any:
-    from panel.custom import JSComponent  # noqa: PLC0415 - only pages need it
-
-    class PanelTimeline(JSComponent):  # type: ignore[misc]
-        """The canvas of `js/timeline.js` on a Panel page."""
-
-        _esm = joined(ENTRY)
-
-    return PanelTimeline

@@ -1,5 +1,6 @@
 """A placement: the replica map of a run that has only begun, and the losses that it survives."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -22,6 +23,8 @@ LEFT: Final = 480.0
 """Where the ring ends and the numbers begin."""
 BAR: Final = 24.0
 """Height of a chance's row."""
+APART_ROWS: Final = 0.55
+"""Between two lines of a large map, in rows."""
 NUMBERED: Final = 600
 """Copies whose numbers are drawn; beyond that a cell is small."""
 
@@ -63,9 +66,8 @@ def _ring(board: Board, placement: Placement, table: ReplicaTable) -> None:
     radius = ring_radius(placement.nodes)
     plane = board.plane(2 * (radius + NODE) + 30)
     where = layout.ring_places(placement.groups, placement.nodes)
-    bands = layout.ring_bands(placement.groups, where)
-    for start, end in zip(bands["start"], bands["end"], strict=True):
-        angles = (57.2958 * -angle for angle in (end, start))  # the plane's y goes down
+    for first, last in layout.ring_bands(placement.groups, where):
+        angles = (math.degrees(angle) - 90 for angle in (first, last))  # the plane's y goes down
         band = Wedge(_middle(radius), radius + 24, *angles, width=48, color=palette.LIGHT.pale)
         plane.add_patch(band)
     group_of = {p: group for group in placement.groups for p in group}
@@ -113,12 +115,11 @@ def draw_arrows(
     is_dashed: bool = False,
 ) -> None:
     """Draw arrows from owners to holders, from rim to rim."""
-    columns = layout.ring_arrows(ends, where, rim=(NODE + 3) / radius)
     left, top = _middle(radius)
-    names = (("x0", "y0"), ("cx", "cy"), ("x1", "y1"))
-    for row in range(len(ends)):
+    for owner, holder in ends:
+        arrow = layout.ring_arrow(where[owner], where[holder], rim=(NODE + 3) / radius)
         points = [
-            (left + radius * columns[x][row], top - radius * columns[y][row]) for x, y in names
+            (left + radius * x, top - radius * y) for x, y in (arrow.tail, arrow.bend, arrow.head)
         ]
         plane.add_patch(
             FancyArrowPatch(
@@ -137,23 +138,33 @@ def _cells(board: Board, table: ReplicaTable) -> None:
     by_shard, left_out = layout.shown_shards(table)
     is_numbered = len(table.copies) <= NUMBERED
     wide, tall = (28.0, 17.0) if is_numbered else (13.0, 9.0)
-    units = layout.units_of(table, by_shard, "place")
-    plan = layout.flow(by_shard, units, columns=int((WIDTH - 2 * MARGIN) / wide))
-    plane = board.plane(tall * plan.rows + 4)
+    columns = int((WIDTH - 2 * MARGIN) / wide)
+    most = max(map(len, by_shard.values()), default=1)
     boxes: dict[str, list[tuple[float, float, float, float]]] = {
-        palette.LIGHT.pale: [(b.left, b.top, b.right, b.bottom) for b in plan.bands],
+        palette.LIGHT.pale: [],
         palette.BLUE: [],
         palette.SKY: [],
     }
-    for copy, x, y in zip(plan.copies, plan.x, plan.y, strict=True):
-        colour = palette.BLUE if copy.is_own else palette.SKY
-        boxes[colour].append((x - 0.46, y - 0.44, x + 0.46, y + 0.44))
-        if is_numbered:
-            place = MARGIN + wide * x, 2 + tall * y
-            ink = palette.on(colour)
-            plane.text(
-                *place, str(copy.position), size=11, color=ink, ha="center", va="center_baseline"
-            )
+    numbers: list[tuple[float, float, str, str]] = []
+    at, top = 0.0, 0.0
+    for group in layout.together(table, by_shard):
+        if at and at + len(group) > columns:
+            at, top = 0.0, top + most + APART_ROWS
+        for shard in group:
+            if at + 1 > columns:  # a group longer than a line goes on in the next one
+                at, top = 0.0, top + most + APART_ROWS
+            boxes[palette.LIGHT.pale].append((at, top, at + 1, top + most))
+            for row, copy in enumerate(by_shard[shard]):
+                colour = palette.BLUE if copy.is_own else palette.SKY
+                x, y = at + 0.5, top + row + 0.5
+                boxes[colour].append((x - 0.46, y - 0.44, x + 0.46, y + 0.44))
+                numbers.append((x, y, str(copy.position), palette.on(colour)))
+            at += 1
+        at += layout.GROUP_GAP
+    plane = board.plane(tall * (top + most) + 4)
+    for x, y, number, ink in numbers if is_numbered else ():
+        place = MARGIN + wide * x, 2 + tall * y
+        plane.text(*place, number, size=11, color=ink, ha="center", va="center_baseline")
     for colour, some in boxes.items():  # one path a colour: a page holds thousands of cells
         corners = [((x, y), (to, y), (to, end), (x, end), (x, y)) for x, y, to, end in some]
         points = [(MARGIN + wide * x, 2 + tall * y) for each in corners for x, y in each]

@@ -20,25 +20,14 @@ def when(status: Status) -> str:
 
 
 def questions(table: ReplicaTable, when: str) -> dict[str, list[Any]]:
-    """Return what each node's loss would mean, short for hover and long to read."""
-    names = [shown(node.name) for node in table.nodes]
-    told = [placed(node) for node in table.nodes]
+    """Return each node's name, its number, and what its loss would mean, as HTML."""
     answers = {answer.position: answer for answer in table.what_if}
-    short = [
-        answer_of(answers[p], table) if p in answers else ("no placement known", "", "")
-        for p in range(len(names))
-    ]
     return {
-        "name": names,
-        "told": told,
-        "position": list(range(len(names))),
-        "key": [str(p) for p in range(len(names))],
-        "what_if": [what for what, _, _ in short],
-        "lost": [lost for _, lost, _ in short],
-        "comes_from": [origin for _, _, origin in short],
+        "name": [shown(node.name) for node in table.nodes],
+        "key": [str(position) for position in range(len(table.nodes))],
         "html": [
-            f"{_html(name, *answer, when=when)}{keeps}"
-            for name, answer, keeps in zip(told, short, _keepers(table), strict=True)
+            _html(placed(node), *_answer(answers.get(position), table), when=when) + keeps
+            for position, (node, keeps) in enumerate(zip(table.nodes, _keepers(table), strict=True))
         ],
     }
 
@@ -68,8 +57,10 @@ def _node(table: ReplicaTable, position: int) -> str:
     return f"{esc(shown(table.nodes[position].name))} ({position})"
 
 
-def answer_of(answer: LossOutcome, table: ReplicaTable) -> tuple[str, str, str]:
+def _answer(answer: LossOutcome | None, table: ReplicaTable) -> tuple[str, str, str]:
     """Return what goes, what memory would lack, and from where the node's own shard would come."""
+    if answer is None:
+        return "no placement known", "", ""
     node = table.nodes[answer.position]
     if node.health == "lost":
         return "it is lost already", "see the map", _origin(answer, table)

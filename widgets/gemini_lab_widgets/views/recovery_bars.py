@@ -1,6 +1,7 @@
 """Recoveries as timelines on one axis, and the wasted time of each failure."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
@@ -16,12 +17,11 @@ from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
 from gemini_lab_widgets.views.view import (
     CSS,
     OUTPUT_CSS,
+    BarPart,
+    BarRow,
     BarsView,
     LegendKey,
-    hover,
     output_html,
-    put,
-    source,
 )
 
 ERRORS: Final = 2
@@ -41,13 +41,6 @@ class RecoveryView(BarsView):
 
     title: ClassVar[str] = "Recoveries"
     AXIS: ClassVar[str] = "seconds since the failure"
-    ROW_COLUMNS: ClassVar[dict[str, str]] = {
-        "recovery": "@row",
-        "cause": "@cause",
-        "step": "@step",
-        "took": "@took",
-        "origin": "@origin",
-    }
 
     def _build(self) -> Sequence[Any]:
         self.errors = Div(
@@ -68,13 +61,15 @@ class RecoveryView(BarsView):
         table = tables.recoveries
         is_over = tables.status.phase in ENDED
         ends = [max((step.end_s for step in row.steps), default=0.0) for row in table.rows]
-        self._draw_bars(
-            [_name(row) for row in table.rows],
-            [part for row in table.rows for part in _parts(row)],
-            texts=[_above(row, is_over=is_over) for row in table.rows],
-            briefs=[_above(row, is_over=is_over, is_brief=True) for row in table.rows],
-            reach=1.02 * max(ends, default=1.0),
-        )
+        rows = [
+            BarRow(
+                text=_above(row, is_over=is_over),
+                brief=_above(row, is_over=is_over, is_brief=True),
+                parts=_parts(row),
+            )
+            for row in table.rows
+        ]
+        self._draw_bars(rows, reach=1.02 * max(ends, default=1.0))
         used = {one.name for row in table.rows for one in row.steps}
         self._tell(
             LegendKey(label=label, colour=COLOURS[step], hatch=HATCHES.get(step, ""))
@@ -90,25 +85,20 @@ class RecoveryView(BarsView):
         self._say(describe(table, is_over=is_over), notes=table.notes)
 
 
-def _name(row: RecoveryRow) -> str:
-    return f"{shown(row.label, longest=34)} ({row.origin.removesuffix(' here')})"
-
-
-def _parts(row: RecoveryRow) -> Iterator[dict[str, Any]]:
-    for one in row.steps:
-        if one.name in COLOURS:
-            yield {
-                "row": _name(row),
-                "start": one.start_s,
-                "end": one.end_s,
-                "colour": COLOURS[one.name],
-                "hatch": HATCHES.get(one.name, "blank"),
-                "alpha": 0.45 if row.origin == "model" else 1.0,
-                "step": one.label,
-                "took": format_seconds(one.end_s - one.start_s),
-                "cause": shown(row.cause, longest=90),
-                "origin": row.origin,
-            }
+def _parts(row: RecoveryRow) -> list[BarPart]:
+    of = f"{shown(row.cause, longest=90)}; {row.origin}"
+    return [
+        BarPart(
+            start=one.start_s,
+            end=one.end_s,
+            colour=COLOURS[one.name],
+            hatch=HATCHES.get(one.name, ""),
+            alpha=0.45 if row.origin == "model" else 1.0,
+            told=f"{one.label} {format_seconds(one.end_s - one.start_s)}; {of}",
+        )
+        for one in row.steps
+        if one.name in COLOURS
+    ]
 
 
 def _lasts(*, is_over: bool) -> str:
@@ -163,45 +153,32 @@ class WastedView(BarsView):
 
     title: ClassVar[str] = "Wasted time of a failure"
     AXIS: ClassVar[str] = "seconds wasted by a failure"
-    ROW_COLUMNS: ClassVar[dict[str, str]] = {"": "@row", "this part": "@took", "from": "@how"}
 
     def _build(self) -> Sequence[Any]:
-        plot = self._bars()
-        self.each = source("row x took")
-        dots = plot.scatter("x", "row", marker="circle", size=9, source=self.each, line_width=1.5)
-        self._follow(dots.glyph, line_color="ink", fill_color="paper")
-        hover(plot, [dots], ("", "one failure"), ("wasted", "@took"))
-        return (self._legend(), plot)
+        return (self._legend(), self._bars())
 
     def update(self, tables: Tables) -> None:
         table = tables.wasted
-        names = [_wasted_name(row) for row in table.rows]
-        each = table.each_s if names else ()
-        put(
-            self.each,
-            {
-                "row": names[:1] * len(each),
-                "x": each,
-                "took": [format_seconds(value) for value in each],
-            },
-        )
-        ends = [row.total_s for row in table.rows]
-        told = [f"{name}: {format_seconds(end)}" for name, end in zip(names, ends, strict=True)]
-        self._draw_bars(
-            names,
-            [part for row in table.rows for part in _wasted_parts(row)],
-            texts=told,
-            briefs=told,
-            reach=1.04 * max([*ends, *each], default=1.0),
-        )
+        each = table.each_s if table.rows else ()
+        dots = [(value, f"one failure: {format_seconds(value)} wasted") for value in each]
+        rows = [
+            BarRow(
+                text=f"{_wasted_name(row)}: {format_seconds(row.total_s)}",
+                parts=_wasted_parts(row),
+                dots=() if number else dots,
+            )
+            for number, row in enumerate(table.rows)
+        ]
+        ends = [*(row.total_s for row in table.rows), *each]
+        self._draw_bars(rows, reach=1.04 * max(ends, default=1.0))
         used = {part for row in table.rows for part, _ in row.parts}
         keys = [
             LegendKey(label=part, colour=colour, hatch=hatch)
             for part, (colour, hatch) in WASTED_PARTS.items()
             if part in used
         ]
-        dots = [LegendKey(label="each failure", colour="inherit", mark="○")] if each else []
-        self._tell([*keys, *dots])
+        mark = [LegendKey(label="each failure", colour="inherit", mark="○")] if each else []
+        self._tell([*keys, *mark])
         self._say(describe_wasted(table), notes=table.notes, brief=_brief(table))
 
 
@@ -210,21 +187,19 @@ def _wasted_name(row: WastedRow) -> str:
     return shown(row.label, longest=44) + mark
 
 
-def _wasted_parts(row: WastedRow) -> Iterator[dict[str, Any]]:
-    at_s = 0.0
-    for label, seconds in row.parts:
-        colour, hatch = WASTED_PARTS[label]
-        yield {
-            "row": _wasted_name(row),
-            "start": at_s,
-            "end": at_s + seconds,
-            "colour": colour,
-            "hatch": hatch or "blank",
-            "alpha": 0.5 if row.origin == "model" else 1.0,
-            "took": format_seconds(seconds),
-            "how": row.how,
-        }
-        at_s += seconds
+def _wasted_parts(row: WastedRow) -> list[BarPart]:
+    ends = itertools.accumulate(seconds for _, seconds in row.parts)
+    return [
+        BarPart(
+            start=end - seconds,
+            end=end,
+            colour=WASTED_PARTS[label][0],
+            hatch=WASTED_PARTS[label][1],
+            alpha=0.5 if row.origin == "model" else 1.0,
+            told=f"{label} {format_seconds(seconds)}; {row.how}",
+        )
+        for (label, seconds), end in zip(row.parts, ends, strict=True)
+    ]
 
 
 def _brief(table: WastedTable) -> str:

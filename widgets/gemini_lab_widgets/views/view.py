@@ -1,5 +1,6 @@
 """The parts that views share: a heading, figures that follow the theme, and words."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from bokeh.models import (
     CustomJS,
     CustomJSTickFormatter,
     Div,
-    FactorRange,
     HoverTool,
     Range1d,
 )
@@ -28,10 +28,6 @@ from gemini_lab_widgets.pictures.palette import DARK, FONT, GREY, LIGHT, RED, cs
 WAITS: Final = "waits"
 """The CSS class of a root whose view is not made yet."""
 LONGEST_WORDS: Final = 2_000
-ROOM: Final[dict[str, Any]] = {"range_padding": 0.2, "range_padding_units": "absolute"}
-"""Of an axis of rows whose labels stand above their bars, the first one's, too."""
-BAR: Final = 0.45
-"""Of such a row, its bar."""
 CSS: Final = """
 :host { color: var(--gl-ink); font-family: FONT; }
 h3 { font-size: 18px; font-weight: 650; margin: 0 0 2px 0; }
@@ -54,11 +50,6 @@ return (tick / size).toLocaleString("en", {maximumFractionDigits: 3}) + name;
 """
 """Large whole numbers in few characters, such as 2.5 M."""
 
-FIT_TEXT: Final = """
-    const width = cb_obj.outer_width
-    if (width > 0) glyph.text = { field: width < 440 ? "brief" : "text" }
-"""
-"""A narrow figure has no room for long texts."""
 EDGE: Final = ".bk-Canvas { clip-path: inset(1px 0 0 1px); }"
 """Bokeh clears a canvas from half a pixel on: what it drew there amid the layout stays."""
 _LINE: Final = "var(--gl-paper) 0 1.5px, transparent 1.5px 4px"
@@ -139,7 +130,6 @@ class View:
     """One part of the tables, drawn.
 
     Args:
-        dark: Whether to draw light on dark.
         root: An empty column, whose first CSS class says so until `attach` is called.
 
     Attributes:
@@ -149,10 +139,9 @@ class View:
 
     title: ClassVar[str]
 
-    def __init__(self, *, dark: bool = False, root: Any = None) -> None:
+    def __init__(self, *, root: Any = None) -> None:
         self.words = ""
         self.keys: tuple[LegendKey, ...] = ()
-        self._dark = dark
         self._follows: list[tuple[Any, str, Any, Any]] = []
         self._figures: list[Any] = []
         self._kinds = CategoricalColorMapper(
@@ -188,11 +177,6 @@ class View:
 
     # -- light and dark ------------------------------------------------------------------------
 
-    def recolour(self, *, dark: bool) -> None:
-        self._dark = dark
-        for model, name, light, night in self._follows:
-            setattr(model, name, night if dark else light)
-
     def _follow(self, model: Any, **colours: str) -> None:
         """Give properties of a model colours of the theme, now and whenever it changes.
 
@@ -206,7 +190,7 @@ class View:
 
     def _change(self, model: Any, name: str, light: Any, night: Any) -> None:
         self._follows.append((model, name, light, night))
-        setattr(model, name, night if self._dark else light)
+        setattr(model, name, light)
 
     def _kind(self, column: str) -> Any:
         """Return a column of kinds' colours on a light page, in the theme's."""
@@ -293,70 +277,108 @@ class View:
                 plot.html_attributes = attributes
 
 
+BARS_CSS: Final = """
+.plot { position: relative; padding: 2px 0 22px; margin: 4px 8px 0 0; }
+.tick { position: absolute; top: 0; bottom: 16px; border-left: 1px solid var(--gl-grid); }
+.tick span { position: absolute; top: 100%; transform: translateX(-50%); font-size: 13px; }
+.limit { position: absolute; top: 0; bottom: 18px; border-left: 3px dashed RED; }
+.row { position: relative; margin-bottom: 7px; font-size: 13px; overflow-wrap: anywhere; }
+.row .brief { display: none; }
+.track { position: relative; height: 18px; margin-top: 1px; }
+.track i { position: absolute; top: 0; bottom: 0; min-width: 1px; box-sizing: border-box; }
+.track i.hollow { border: 1px solid var(--gl-rule); }
+.track b { position: absolute; top: 6px; width: 8px; height: 8px; margin-left: -5px;
+  border: 1.5px solid var(--gl-ink); border-radius: 50%; background: var(--gl-paper); }
+.axis { text-align: center; font-size: 13px; margin: 2px 0 0; }
+.bk-clearfix { display: block; width: 100%; container-type: inline-size; }
+@container (max-width: 440px) { .row .text:not(:only-child) { display: none; }
+  .row .brief { display: inline; } }
+""".replace("RED", css(RED))
+TICKS: Final = 6
+"""Of an axis, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarPart:
+    """A part of a bar, from where to where."""
+
+    start: float
+    end: float
+    colour: str  # empty for an outline
+    told: str  # what the pointer shows
+    hatch: str = ""
+    alpha: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarRow:
+    """A bar and its label."""
+
+    text: str
+    parts: Sequence[BarPart]
+    brief: str = ""  # the label in a narrow card, if it is another one
+    dots: Sequence[tuple[float, str]] = ()  # marks on the bar, each with what the pointer shows
+
+
 class BarsView(View):
     """A bar of parts end to end for each row of a table, its label above it.
 
-    Attributes:
-        ROW_COLUMNS: What the pointer shows of a part, by its label.
+    It is text, so that it follows a slider that moves: hatches on a canvas take 40 ms to draw.
     """
 
     AXIS: ClassVar[str]
-    ROW_COLUMNS: ClassVar[dict[str, str]]
 
     def _bars(self) -> Any:
-        """Make the figure, with the sources of its parts and labels."""
-        columns = [one.removeprefix("@") for one in self.ROW_COLUMNS.values()]
-        self.parts = source(" ".join(["row start end colour hatch alpha", *columns[1:]]))
-        self.ends = source("row x text brief")
-        self.plot = self._figure(height=200, y=FactorRange(factors=[], **ROOM))
-        self.plot.xaxis.axis_label = self.AXIS
-        self.plot.ygrid.visible = self.plot.yaxis.visible = False
-        bars = self.plot.hbar(
-            y="row",
-            left="start",
-            right="end",
-            height=BAR,
-            source=self.parts,
-            fill_color=self._kind("colour"),
-            line_color=self._kind("colour"),
-            fill_alpha="alpha",
-            hatch_pattern="hatch",
-            hatch_scale=6,
+        self.bars = Div(
+            stylesheets=[CSS + BARS_CSS], sizing_mode="stretch_width", disable_math=True
         )
-        self._follow(bars.glyph, hatch_color="paper")
-        place = {"x_offset": 1, "y_offset": -3, "text_baseline": "bottom"}
-        texts = self._text(self.plot, "x", "row", self.ends, colour="ink", **place)
-        self.plot.js_on_change("outer_width", CustomJS(args={"glyph": texts.glyph}, code=FIT_TEXT))
-        hover(self.plot, [bars], *self.ROW_COLUMNS.items())
-        return self.plot
+        self._figures.append(self.bars)
+        return self.bars
 
     def _draw_bars(
-        self,
-        names: Sequence[str],
-        parts: Sequence[Mapping[str, Any]],
-        *,
-        texts: Sequence[str],
-        briefs: Sequence[str],
-        reach: float,
+        self, rows: Sequence[BarRow], *, reach: float, unit: str = "", limit: float | None = None
     ) -> None:
-        """Draw rows of these names.
+        """Draw rows on an axis that ends at `reach`; a line marks the `limit`."""
+        reach = reach or 1.0
+        axis = f"<p class=axis>{esc(unit or self.AXIS)}</p>"
+        mark = (
+            ""
+            if limit is None
+            else f"<div class=limit style='left:{100 * limit / reach:.3f}%'></div>"
+        )
+        ticks = "".join(
+            f"<div class=tick style='left:{100 * at / reach:.3f}%'><span>{at:g}</span></div>"
+            for at in ticks_to(reach)
+        )
+        text = "".join(_row(row, reach) for row in rows)
+        text = f"<div class=plot>{ticks}{mark}{text}</div>{axis}" if rows else ""
+        if self.bars.text != text:
+            self.bars.text = text
+        self._show(rows, self.bars)
 
-        Args:
-            names: One a row, no two alike.
-            parts: What each part has in the columns of `parts`.
-            texts: The label above each row.
-            briefs: The same for a narrow figure.
-            reach: Where the longest bar ends.
-        """
-        put(self.parts, {name: [part[name] for part in parts] for name in self.parts.data})
-        # Half a bar above the row's middle, however high the rows are.
-        above = [(name, BAR / 2) for name in names]
-        put(self.ends, {"row": above, "x": [0.0] * len(names), "text": texts, "brief": briefs})
-        if self.plot.y_range.factors != [*names][::-1]:
-            self.plot.y_range.factors = [*names][::-1]
-            self.plot.height = 72 + 52 * max(1, len(names))
-        self._show(names, self.plot)
-        stretch(self.plot.x_range, 0.0, reach or 1.0)
+
+def _row(row: BarRow, reach: float) -> str:
+    brief = f"<span class=brief>{esc(row.brief)}</span>" if row.brief else ""
+    parts = "".join(
+        f"<i title='{esc(part.told)}'{'' if part.colour else ' class=hollow'} style='"
+        f"left:{100 * part.start / reach:.3f}%;width:{100 * (part.end - part.start) / reach:.3f}%;"
+        f"background:{hatched(part.colour, part.hatch)};opacity:{part.alpha:g}'></i>"
+        for part in row.parts
+    )
+    dots = "".join(
+        f"<b title='{esc(told)}' style='left:{100 * at / reach:.3f}%'></b>" for at, told in row.dots
+    )
+    return (
+        f"<div class=row><span class=text>{esc(row.text)}</span>{brief}"
+        f"<div class=track>{parts}{dots}</div></div>"
+    )
+
+
+def ticks_to(reach: float) -> list[float]:
+    """Return round numbers from 0 to the end of an axis."""
+    step = 10.0 ** math.floor(math.log10(reach / TICKS))
+    step *= next(times for times in (1, 2, 5, 10) if reach / (step * times) < TICKS)
+    return [step * number for number in range(int(reach / step) + 1)]
 
 
 def put(source: ColumnDataSource, data: Mapping[str, Sequence[Any]]) -> None:
