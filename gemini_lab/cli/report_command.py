@@ -4,15 +4,15 @@ import argparse
 import json
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from rich.text import Text
-from tqdm import tqdm
 
 from gemini_lab.cli.screen import console
-from gemini_lab.display import busy, complain, readable, tell
+from gemini_lab.display import QUIET_S, StatusLine, busy, complain, readable, tell
 from gemini_lab.errors import shown
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.entry import Entry, EventError
@@ -137,17 +137,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _entries(log: Path) -> Iterator[Entry]:
-    """Yield a log's entries; on a terminal a bar shows the progress of reading a long one."""
-    with tqdm(
-        total=log.stat().st_size,
-        desc=f"reading {name_of(log)}",
-        unit="B",
-        unit_scale=True,
-        delay=2.0,  # seconds; most are read by then
-        leave=False,
-        disable=None,
-    ) as bar:
-        yield from read_log(log, seen=bar.update)
+    """Yield a log's entries, and show the progress of reading a long one."""
+    part_bytes, line = max(log.stat().st_size // 100, 1), StatusLine()
+    done_bytes, until_s = 0, time.monotonic() + QUIET_S
+
+    def show(read_bytes: int) -> None:
+        nonlocal done_bytes
+        before, done_bytes = done_bytes // part_bytes, done_bytes + read_bytes
+        if done_bytes // part_bytes > before and time.monotonic() > until_s:
+            line.show(f"reading {name_of(log)}: {done_bytes // part_bytes} %")
+
+    try:
+        yield from read_log(log, seen=show)
+    finally:
+        line.clear()
 
 
 def _window(text: str) -> tuple[float, float]:

@@ -10,9 +10,7 @@ from html import escape
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
-from tqdm import tqdm
-
-from gemini_lab.display import last_lines
+from gemini_lab.display import StatusLine, last_lines
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.recovery.faults import is_of_the_network
@@ -28,8 +26,7 @@ TOLD: Final = (INDENT, "!! ", "<< ")
 """How lines on a run begin."""
 QUOTED: Final = f"{INDENT}| "
 """How they begin where they show what somebody else said."""
-WORDS_ONLY: Final = "{desc}"
-WITH_BAR: Final = "{percentage:3.0f}% |{bar:24}| {desc}"
+BAR_LENGTH: Final = 24
 PACED: Final = 32
 """Iterations by which it is told how long the rest will take."""
 CELL: Final = "font: 13px/1.6 var(--jp-ui-font-family, system-ui), sans-serif"
@@ -76,33 +73,31 @@ class ProgressBar(Protocol):
 
 
 class TerminalBar:
-    """A bar of tqdm where there is a total, and a line in words; other lines go above it."""
+    """A bar where there is a total, and a line in words; other lines go above it."""
 
-    def __init__(self, total: int | None, initial: int) -> None:
-        self._total, self._pace = total, ProgressPace()
-        self._bar = tqdm(
-            total=total,
-            initial=initial,
-            bar_format=WORDS_ONLY if total is None else WITH_BAR,
-            dynamic_ncols=True,
-            disable=None,
-        )
+    def __init__(self, total: int | None) -> None:
+        self._total, self._pace, self._line = total, ProgressPace(), StatusLine()
 
     def write(self, line: str) -> None:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        self._bar.write("\n".join(laid(each, columns) for each in line.split("\n")))
+        self._line.write("\n".join(laid(each, columns) for each in line.split("\n")))
 
     def show(self, run: FollowableRun) -> None:
         self._pace.note(run.iteration, time.monotonic(), is_training=run.phase == "training")
-        if self._total is None and run.total is not None:  # the script has said it by now
-            self._total = self._bar.total = run.total
-            self._bar.bar_format = WITH_BAR
-        self._bar.set_description_str(words(run, self._total, self._pace), refresh=False)
-        self._bar.n = run.iteration
-        self._bar.refresh()
+        self._total = self._total or run.total  # the script may say it by now
+        self._line.show(bar(run.iteration, self._total) + words(run, self._total, self._pace))
 
-    def close(self, run: FollowableRun) -> None:  # noqa: ARG002 - `wait` says how it ended
-        self._bar.close()
+    def close(self, run: FollowableRun) -> None:
+        self.show(run)
+        self._line.end()
+
+
+def bar(done: int, total: int | None) -> str:
+    """Return how much of `total` is done, as a bar; nothing if there is no total."""
+    if total is None:
+        return ""
+    share = min(done / max(total, 1), 1.0)
+    return f"{share:4.0%} |{'█' * int(share * BAR_LENGTH):{BAR_LENGTH}}| "
 
 
 def laid(line: str, columns: int | None) -> str:
@@ -126,10 +121,10 @@ class Handle(Protocol):
     def update(self, data: dict[str, str], *, raw: bool) -> None: ...
 
 
-def bar_for(run: FollowableRun, total: int | None) -> ProgressBar:
+def bar_for(total: int | None) -> ProgressBar:
     """Return a bar below the cell that runs, or on a terminal where none does."""
     if not type(sys.stderr).__module__.startswith("ipykernel"):
-        return TerminalBar(total, run.iteration)
+        return TerminalBar(total)
     from IPython.display import DisplayHandle  # noqa: PLC0415 - only a kernel has it
 
     return CellBar(DisplayHandle(), total)
@@ -276,7 +271,7 @@ class Shown:
 
     def __init__(self, run: FollowableRun, *, total: int | None, show_output: bool) -> None:
         self._run = run
-        self._bar = bar_for(run, total)
+        self._bar = bar_for(total)
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._said: set[str] = set()
         self._repeats = TracebackFilter()

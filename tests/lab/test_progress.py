@@ -9,6 +9,7 @@ import pytest
 from lab_stand_in import NODES, printed, run_in, seated, step, tell
 from made import made
 
+from gemini_lab.display import StatusLine, busy
 from gemini_lab.lab.progress_bars import (
     CELL_LINES,
     CellBar,
@@ -115,7 +116,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(("total", "said"), [(None, "3 iterations"), (10, "3 of 10 iterations")])
 def test_a_terminals_bar_says_in_words_how_far_the_run_is(run, monkeypatch, total, said):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    bar = TerminalBar(total, 0)
+    bar = TerminalBar(total)
     tell(run, *(step(rank, 3) for rank in range(len(NODES))))
     bar.show(run)
     bar.close(run)
@@ -126,7 +127,7 @@ def test_a_terminals_bar_says_in_words_how_far_the_run_is(run, monkeypatch, tota
 
 def test_the_bar_has_the_scripts_own_total_and_its_loss_once_they_are_told(run, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    bar = TerminalBar(None, 0)
+    bar = TerminalBar(None)
     bar.show(run)
     tell(run, *(step(rank, 3, values={"loss": 2.0 + rank}, of=12) for rank in range(2)))
     tell(run, *(step(rank, 3, of=10**30) for rank in range(2, len(NODES))))  # no such loop
@@ -137,6 +138,41 @@ def test_the_bar_has_the_scripts_own_total_and_its_loss_once_they_are_told(run, 
     assert "3 of 12 iterations · training · loss 2.5" in last
     tell(run, seated(*NODES))
     assert run.loss is None  # what is done again tells its own
+
+
+def test_a_pipe_gets_lines_and_ever_fewer_of_them(monkeypatch):
+    """What runs for days would fill a file."""
+    now_s = [0.0]
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    line = StatusLine(lambda: now_s[0])
+    for number in range(1, 1001):
+        now_s[0] = float(number)
+        line.show(f"{number} of 1000")
+    line.end()
+    said = [int(each.split()[0]) for each in sys.stderr.getvalue().splitlines()]
+    assert said[:4] == [2, 6, 14, 30]
+    assert 15 < len(said) < 25
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_takes_seconds_is_shown_and_on_a_terminal_nothing_of_it_stays(
+    monkeypatch, is_terminal
+):
+    monkeypatch.setattr(sys, "stderr", Terminal() if is_terminal else io.StringIO())
+    with busy("reading \x1b]0;what"):
+        while not (shown := sys.stderr.getvalue()):
+            time.sleep(0.05)
+    assert "reading \\x1b]0;what ..." in shown
+    assert sys.stderr.getvalue().endswith("\r\x1b[K" if is_terminal else "...\n")
+
+
+def test_a_line_that_stays_goes_to_standard_output_alone(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    line = StatusLine()
+    line.show("1 of 2")
+    line.write("loss 3")
+    assert capsys.readouterr().out == "loss 3\n"
+    assert sys.stderr.getvalue() == "\r1 of 2\x1b[K\r\x1b[K\r1 of 2\x1b[K"
 
 
 def test_while_a_run_starts_it_is_told_what_it_waits_for(tmp_path):
