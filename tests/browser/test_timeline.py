@@ -136,7 +136,7 @@ def test_a_saved_file_shows_every_bar_and_what_was_hidden(saved):
     assert (
         "7 % of checkpoint bytes shared the link with training" in said
     )  # one version of 9 met a collective, for 2/3 of it
-    assert "run is over" in page.inner_text(".gl-lag")
+    assert page.inner_text(".gl-lag") == "saved while it ran"
 
 
 def test_hovering_tells_bytes_peer_and_rate(saved):

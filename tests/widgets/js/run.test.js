@@ -82,6 +82,7 @@ test("the share of bytes that shared the link is rounded, and never nothing", ()
 test("how far the viewer is behind is told until the run is over", () => {
   assert.equal(lag(runOf(NODES, BARS, { behind_s: 0.25 })), "250 ms behind");
   assert.equal(lag(runOf(NODES, BARS, { is_over: true })), "run is over");
+  assert.equal(lag(runOf(NODES, BARS, { is_recorded: true })), "saved while it ran");
   assert.equal(lag(runOf(NODES, BARS, { is_over: true, more: true })), "loading …");
 });
 

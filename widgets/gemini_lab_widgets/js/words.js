@@ -95,7 +95,8 @@ export function cellWords(run, cells, row, t) {
 
 export function lag(run) {
   if (run.meta.more) return "loading …";
-  if (run.meta.is_recorded || run.meta.is_over) return "run is over";
+  if (run.meta.is_over) return "run is over";
+  if (run.meta.is_recorded) return "saved while it ran";
   return run.isEmpty ? "" : `${behindMs(run)} ms behind`;
 }
 

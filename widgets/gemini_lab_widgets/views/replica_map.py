@@ -4,6 +4,7 @@ It is drawn as text, in SVG and HTML: a browser shows that within a few millisec
 step of a slider, and no figure has to be measured.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
@@ -54,7 +55,7 @@ MARKS: Final[dict[NodeHealth, str]] = {
 }
 """Health by shape; all other nodes are circles."""
 RING: Final = """
-:host { container-type: inline-size; }
+.bk-clearfix { display: block; width: 100%; container-type: inline-size; }
 svg { display: block; width: 100%; height: auto; overflow: visible; font-size: 14px; }
 text { fill: var(--gl-ink); }
 .band { fill: none; stroke: var(--gl-pale); stroke-width: 46; }
@@ -82,14 +83,16 @@ NUMBERED: Final = 1_000
 """Positions whose numbers fit a cell."""
 ORDERS: Final = {"place": "by position", "worst": "worst first", "rack": "by rack"}
 GRID: Final = """
-.map { display: flex; flex-wrap: wrap; align-items: flex-end; row-gap: 9px; padding-top: 2px; }
+.bk-clearfix { display: block; width: 100%; }
+.map, .group { display: flex; flex-wrap: wrap; align-items: flex-end; gap: 9px 0; }
+.map { column-gap: 14px; padding-top: 2px; }
 .shard { background: var(--gl-pale); padding: 1px; min-width: 26px; box-sizing: border-box; }
-.shard.p { margin-left: 14px; }
-:host(.worst) .shard { order: var(--worst); }
+:host(.worst) .group { order: var(--worst); }
+:host(.rack) .map { column-gap: 0; margin-left: -14px; }
+:host(.rack) .group { display: contents; }
 :host(.rack) .shard { order: var(--rack); }
-:host(.rack) .shard.p { margin-left: 0; }
-:host(.rack) .shard.r { margin-left: 14px; }
-:host(.rack) .shard.r::before { content: attr(data-rack); display: block; font-size: 12px;
+:host(.rack) .shard.first { margin-left: 14px; }
+:host(.rack) .shard.first::before { content: attr(data-rack); display: block; font-size: 12px;
   color: var(--gl-dim); background: var(--gl-paper); padding-right: 6px; }
 .shard i { display: block; width: 24px; height: 15px; margin: 1px auto 1px 0; cursor: pointer;
   font-size: 11px; font-style: normal; line-height: 15px; text-align: center;
@@ -166,6 +169,7 @@ class ReplicasView(View):
             Div(disable_math=True, stylesheets=[CSS + sheet, ""]) for sheet in (RING, GRID)
         )
         self._figures.append(self.ring)
+        self.ring.sizing_mode = "stretch_width"
         self.ring.styles = {"flex": "1 1 460px", "max-width": f"{WIDE}px", "min-width": "280px"}
         self.grid.sizing_mode, self.grid.css_classes = "stretch_width", ["place"]
         self.grid.styles = {"max-height": f"{TALLEST}px", "overflow-y": "auto"}
@@ -351,19 +355,20 @@ def columns_html(table: ReplicaTable) -> tuple[str, int]:
     # By length first, so that rack 2 comes before rack 10.
     racks = sorted({node.rack for node in table.nodes}, key=lambda name: (len(name), name))
     by_rack = [[shard for shard in by_shard if table.nodes[shard].rack == name] for name in racks]
-    place_of = {
-        name: {shard: at for at, shard in enumerate(shard for group in some for shard in group)}
-        for name, some in (("worst", worst), ("rack", by_rack))
-    }
+    worst_at = {group[0]: place for place, group in enumerate(worst)}
+    at = {shard: place for place, shard in enumerate(itertools.chain(*by_rack))}
     heads = {shards[0] for shards in by_rack if shards}
     parts = []
     for group in groups:
+        parts.append(f'<div class="group" style="--worst:{worst_at[group[0]]}">')
         for shard in group:
-            kind = f"shard{' p' if shard == group[0] else ''}{' r' if shard in heads else ''}"
+            kind = "shard first" if shard in heads else "shard"
             rack = esc(shown(table.nodes[shard].rack, longest=24) or "no rack")
-            order = ";".join(f"--{name}:{at[shard]}" for name, at in place_of.items())
             cells = "".join(_cell(copy, table) for copy in by_shard[shard])
-            parts.append(f'<div class="{kind}" data-rack="{rack}" style="{order}">{cells}</div>')
+            parts.append(
+                f'<div class="{kind}" data-rack="{rack}" style="--rack:{at[shard]}">{cells}</div>'
+            )
+        parts.append("</div>")
     return f'<div class="map">{"".join(parts)}</div>', left_out
 
 
