@@ -94,7 +94,7 @@ class StatusLine:
             return
         if self._is_live:
             width = shutil.get_terminal_size().columns - 1  # a longer line could not be replaced
-            self._put(f"\r{text[:width]}\x1b[K")
+            self._put(("\r\x1b[K" if self._shown else "") + text[:width])
         elif self._clock() < self._due_s:
             return
         else:

@@ -254,7 +254,7 @@ def test_a_report_has_colours_and_the_terminals_width_and_neither_in_a_pipe(tmp_
 
 
 @pytest.mark.parametrize("name", ["status", "top"])
-def test_a_command_that_reads_a_log_says_so_on_a_terminal_and_nothing_of_it_in_a_pipe(
+def test_a_command_that_reads_a_log_says_so_on_a_terminal_and_not_among_what_it_found(
     name, tmp_path
 ):
     shutil.copy(LOG, tmp_path / "events.jsonl")
@@ -262,7 +262,8 @@ def test_a_command_that_reads_a_log_says_so_on_a_terminal_and_nothing_of_it_in_a
     assert f"{said}\r\x1b[K" in in_a_terminal(name, str(tmp_path), columns=100)
     command = [sys.executable, "-m", "gemini_lab.cli.main", name, str(tmp_path)]
     piped = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert said not in piped.stdout + piped.stderr
+    assert said not in piped.stdout
+    assert "\x1b" not in piped.stdout + piped.stderr
 
 
 def test_a_list_has_colours_on_a_terminal(tmp_path):

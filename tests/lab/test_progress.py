@@ -172,7 +172,7 @@ def test_a_line_that_stays_goes_to_standard_output_alone(monkeypatch, capsys):
     line.show("1 of 2")
     line.write("loss 3")
     assert capsys.readouterr().out == "loss 3\n"
-    assert sys.stderr.getvalue() == "\r1 of 2\x1b[K\r\x1b[K\r1 of 2\x1b[K"
+    assert sys.stderr.getvalue() == "1 of 2\r\x1b[K1 of 2"
 
 
 def test_while_a_run_starts_it_is_told_what_it_waits_for(tmp_path):
