@@ -26,7 +26,7 @@ ROOMS: Final = {
     "Settings, sizes and numbers": ("settings", "units", "limits", "job", "seats"),
     "`protect` and the script": ("engine", "shard", "kept"),
     "Trainer, Accelerate, Lightning": ("adapters",),
-    "Commands": ("cli",),
+    "Commands": ("cli", "display"),
     "Starting nodes": ("launch", "memory", "node"),
     "Labs and runs": ("lab", "report", "log", "training"),
     "Recovery and versions in flight": ("recovery", "transfer", "wire"),
@@ -34,8 +34,11 @@ ROOMS: Final = {
     "Placement, profiles and schedules": ("placement", "pipeliner", "profiler"),
     "Failures to inject": ("injector",),
     "The simulator": ("simulator",),
+    "Pages in the browser and controls": ("../widgets/gemini_lab_widgets",),
+    "Benches, figures and campaigns": ("../bench/gemini_lab_bench",),
+    "The labs": ("../notebooks/course/gemini_lab_course",),
 }
-"""Rooms of the package, by what a reader was doing."""
+"""Rooms of the package, and packages beside it, by what a reader was doing."""
 HEAD: Final = """\
 # Symptoms: what a message means, and the way out
 

@@ -57,8 +57,8 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(
             prog="gemini-lab bench",
             usage="%(prog)s NAME [--repeats N] [--json FILE] [options of that bench]",
-            description=f"Measure something on this machine, some times.\n\n{listed}",
-            epilog="gemini-lab bench NAME --help tells the options of one.",
+            description=f"Measure something on this machine, several times.\n\n{listed}",
+            epilog="`gemini-lab bench NAME --help` lists the options of one.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parser.add_argument("name", metavar="NAME", choices=BENCHES, help="which bench")

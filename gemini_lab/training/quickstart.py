@@ -1,4 +1,4 @@
-"""The main job: four nodes train, three failures strike, and the numbers stay the same.
+"""The main job: train on four nodes, through three failures, to the same numbers.
 
 First a run that never fails, then the same job with a worker killed, a whole node killed, and the
 node with the root agent killed. What is printed comes from the two event logs.

@@ -153,6 +153,17 @@ def test_the_symptoms_have_the_errors_of_the_code_with_their_way_out(own_modules
     assert len([line for line in page.splitlines() if line.startswith("| ")]) > 400
 
 
+def test_no_room_or_package_is_left_out_of_the_symptoms(own_modules):
+    del own_modules
+    symptoms = importlib.import_module("symptoms")
+    among = {room for rooms in symptoms.ROOMS.values() for room in rooms}
+    beside = {"../widgets/gemini_lab_widgets", "../bench/gemini_lab_bench"}
+    assert beside | {"../notebooks/course/gemini_lab_course"} <= among
+    found = [one for one in symptoms.PACKAGE.iterdir() if one.is_dir() or one.suffix == ".py"]
+    rooms = {one.stem for one in found if not one.name.startswith("_")}
+    assert not [room for room in rooms - among if [*symptoms.messages(room)]]
+
+
 @pytest.mark.parametrize(
     ("word", "page"),
     [

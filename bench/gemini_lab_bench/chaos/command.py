@@ -19,12 +19,11 @@ from gemini_lab_bench.chaos.result import CampaignResult, summed
 from gemini_lab_bench.world import seeds
 
 WHAT_HOLDS: Final = """\
-Real faults at random moments of real runs on this machine. What must hold:
-every loss is that of a run without faults, bit by bit; one root agent a term,
-and one history; nothing that was saved is lost without a person's word;
-training goes on within the limit; the log tells all of it; nothing is left at
-the end. The exit status is 1 where something did not hold; the smallest
-schedule found that shows it is kept, and can be replayed."""
+Break real runs on this machine at random moments, and check what must hold:
+each loss is that of a run without faults, bit by bit; one root agent a term,
+and one history; nothing saved is lost without a user's request; training
+resumes within the limit; the log has all of it; no process is left. Exits with
+1 if a check fails, and saves the smallest schedule that shows it, for --replay."""
 
 
 def parser() -> argparse.ArgumentParser:

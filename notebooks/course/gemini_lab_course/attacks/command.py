@@ -143,11 +143,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="of all: the folder with the five files; of board: a folder of such folders",
     )
-    parser.add_argument("--runs", type=RUNS, default=1, metavar="N", help="repeat (default: 1)")
+    parser.add_argument("--runs", type=RUNS, default=1, metavar="N", help="number of attacks (default: 1)")
     parser.add_argument(
-        "--within", type=SECONDS, default=100, metavar="SECONDS", help="a run (default: 100)"
+        "--within", type=SECONDS, default=100, metavar="S", help="seconds for each (default: 100)"
     )
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write what breaks it, drawn")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a drawing of what breaks it")
     parser.add_argument("--new", type=Path, metavar="FOLDER", help="write the files to begin with")
     return parser
 
