@@ -100,7 +100,7 @@ GRID: Final = """
 .shard i.root { outline: 2px solid var(--gl-ink); outline-offset: -2px; }
 """ + "".join(
     f".shard i.{name} {{ background: {css(colour)}; color: {css(on(colour))}; }}\n"
-    for name, colour in {"own": BLUE, **COLOURS}.items()
+    for name, colour in [("own", BLUE), *COLOURS.items()]
 )
 
 # -- what the page does ----------------------------------------------------------------------------
