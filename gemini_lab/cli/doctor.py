@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from gemini_lab.display import busy, tell
+from gemini_lab.display import tell
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.etcd import find_etcd
 from gemini_lab.launch.mpi import find_mpiexec, mpi_environment
 from gemini_lab.log.file import RUNS_FOLDER
 from gemini_lab.memory.free import free_memory
+from gemini_lab.status_line import busy
 from gemini_lab.units import GIB, format_bytes
 
 NEEDED_BYTES: Final = 7 * GIB

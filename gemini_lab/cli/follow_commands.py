@@ -17,7 +17,7 @@ from rich.live import Live
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.cli.screen import Beside, console, screen
-from gemini_lab.display import busy, complain, interrupt_says, tell
+from gemini_lab.display import complain, interrupt_says, tell
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.attached import AttachedRun, watched
 from gemini_lab.lab.control import RunGoneError, owner_listens
@@ -30,6 +30,7 @@ from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.report.follower import LogFollower
 from gemini_lab.report.reducer import RunReducer
+from gemini_lab.status_line import busy
 
 STOP_S: Final = 60.0
 LOOK_S: Final = 0.25

@@ -12,7 +12,7 @@ from typing import Final
 from rich.text import Text
 
 from gemini_lab.cli.screen import console
-from gemini_lab.display import QUIET_S, StatusLine, busy, complain, readable, tell
+from gemini_lab.display import complain, readable, tell
 from gemini_lab.errors import shown
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.entry import Entry, EventError
@@ -23,6 +23,7 @@ from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.tables.time_breakdown import spent
 from gemini_lab.report.text import ASCII, BLOCKS, ink_for, render, render_spent
 from gemini_lab.report.trace import chrome_trace
+from gemini_lab.status_line import QUIET_S, StatusLine, busy
 from gemini_lab.units import LONGEST_S
 
 

@@ -10,8 +10,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypedDict, Unpack
 
-from gemini_lab.display import busy, tell
+from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
+from gemini_lab.status_line import busy
 
 GROUP: Final = "gemini_lab.pages"
 COMMANDS: Final = "gemini_lab.commands"

@@ -10,12 +10,13 @@ from html import escape
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
-from gemini_lab.display import StatusLine, last_lines
+from gemini_lab.display import last_lines
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.recovery.faults import is_of_the_network
 from gemini_lab.report.recovery import kept_words, part_of
 from gemini_lab.report.reducers.recoveries import exit_of
+from gemini_lab.status_line import StatusLine
 from gemini_lab.units import format_seconds
 
 CELL_LINES: Final = 200

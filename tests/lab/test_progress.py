@@ -9,7 +9,6 @@ import pytest
 from lab_stand_in import NODES, printed, run_in, seated, step, tell
 from made import made
 
-from gemini_lab.display import StatusLine, busy
 from gemini_lab.lab.progress_bars import (
     CELL_LINES,
     CellBar,
@@ -29,6 +28,7 @@ from gemini_lab.log.events import (
     RunStarted,
     WorkerExited,
 )
+from gemini_lab.status_line import StatusLine, busy
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from gemini_lab.display import busy, tell
+from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.limits import whole
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_log, find_run
+from gemini_lab.status_line import busy
 from gemini_lab_widgets.dashboard import (
     EVERYWHERE,
     LOOPBACK,

@@ -8,31 +8,6 @@ it keeps tracebacks out:
         say(lab_03.exercise_1(five))
 """
 
-from gemini_lab_course import (
-    lab_00,
-    lab_01,
-    lab_02,
-    lab_03,
-    lab_04,
-    lab_05,
-    lab_06,
-    lab_07,
-    lab_08,
-    lab_09,
-)
 from gemini_lab_course.verdict import Verdict, WrongAnswerError
 
-__all__ = [
-    "Verdict",
-    "WrongAnswerError",
-    "lab_00",
-    "lab_01",
-    "lab_02",
-    "lab_03",
-    "lab_04",
-    "lab_05",
-    "lab_06",
-    "lab_07",
-    "lab_08",
-    "lab_09",
-]
+__all__ = ["Verdict", "WrongAnswerError"]

@@ -21,8 +21,9 @@ from typing import Any, Final
 
 import nbformat
 
-from gemini_lab.display import busy, tell
+from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError, shortened
+from gemini_lab.status_line import busy
 from gemini_lab_course.cells import in_short
 from gemini_lab_course.predictions import FILE, read_predictions
 

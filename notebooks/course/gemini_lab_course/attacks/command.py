@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.display import busy, picture, readable, tell
+from gemini_lab.display import picture, readable, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.limits import whole
+from gemini_lab.status_line import busy
 from gemini_lab_course.attacks import attack, compared
 from gemini_lab_course.attacks.outcome import Counterexample, Withstood, counted
 from gemini_lab_course.cells import in_short
@@ -143,11 +144,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="of all: the folder with the five files; of board: a folder of such folders",
     )
-    parser.add_argument("--runs", type=RUNS, default=1, metavar="N", help="number of attacks (default: 1)")
+    parser.add_argument(
+        "--runs", type=RUNS, default=1, metavar="N", help="number of attacks (default: 1)"
+    )
     parser.add_argument(
         "--within", type=SECONDS, default=100, metavar="S", help="seconds for each (default: 100)"
     )
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a drawing of what breaks it")
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="write a drawing of what breaks it"
+    )
     parser.add_argument("--new", type=Path, metavar="FOLDER", help="write the files to begin with")
     return parser
 
