@@ -60,7 +60,7 @@ def _numbers(run: RunReducer, losses: Losses, curves: CurveTable) -> HeadlineAns
         return say("yes", f"{detail}; {redone}" if redone else detail, "good")
     if redone:
         return say("yes, as far as compared", redone, "good")
-    return say("nothing to compare with", "choose a run of the same job to compare with", "unknown")
+    return say("nothing to compare with", "no other run of the same job is here", "unknown")
 
 
 def said(match: Match) -> str:

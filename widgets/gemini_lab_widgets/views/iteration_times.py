@@ -53,6 +53,7 @@ class IterationsView(View):
         self.plot, self.side = self._every_one(), self._middles()
         both = row(self.plot, self.side, sizing_mode="stretch_width")
         both.styles |= {"flex-wrap": "wrap"}
+        self.plot.styles = self.side.styles = {"flex": "1 1 310px"}
         return (self._legend(), both)
 
     def _every_one(self) -> Any:

@@ -291,7 +291,7 @@ BARS_CSS: Final = """
   border: 1.5px solid var(--gl-ink); border-radius: 50%; background: var(--gl-paper); }
 .axis { text-align: center; font-size: 13px; margin: 2px 0 0; }
 .bk-clearfix { display: block; width: 100%; container-type: inline-size; }
-@container (max-width: 440px) { .row .text:not(:only-child) { display: none; }
+@container (max-width: 440px) { .row .text:has(+ .brief) { display: none; }
   .row .brief { display: inline; } }
 """.replace("RED", css(RED))
 TICKS: Final = 6
