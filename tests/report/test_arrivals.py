@@ -32,21 +32,11 @@ def waits(*told):
     return list(arrivals.waits_s)
 
 
-def test_a_machine_takes_from_the_request_until_it_joins():
-    found = waits((1.0, lost("node-1")), (2.0, ASKED), (7.0, joined("node-4")))
-    assert found == [5.0]
-
-
 def test_a_request_that_is_told_twice_is_one():
     """As where the root agent is lost, and the next one asks when it begins and when it plans."""
     told = (1.0, lost("node-0")), (2.0, ASKED), (3.0, ASKED), (6.0, joined("node-4"))
     assert waits(*told) == [4.0]
     assert waits(*told, (8.0, lost("node-1")), (9.0, ASKED), (10.0, joined("node-5"))) == [4.0, 1.0]
-
-
-def test_machines_that_are_lost_together_come_one_by_one():
-    told = (1.0, lost("node-1")), (1.5, lost("node-2")), (2.0, ASKED)
-    assert waits(*told, (5.0, joined("node-4")), (9.0, joined("node-5"))) == [3.0, 7.0]
 
 
 def test_a_node_that_was_only_silent_is_not_replaced():

@@ -1,7 +1,5 @@
 """What a run does now, as people are told it."""
 
-import pytest
-
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.reducers.course import Course
@@ -29,15 +27,3 @@ def test_what_a_run_waits_for_stays_said_while_it_asks_again_and_again():
     for entry in (waiting, step("reserve"), step("inventory")):
         course.take(entry)
     assert (course.phase, course.detail) == ("waiting for machines", "node-1 may come back")
-
-
-@pytest.mark.parametrize(
-    ("cause", "phase"),
-    [("owner", "stopped"), ("notice", "stopped"), ("script", "failed"), ("machines", "failed")],
-)
-def test_a_run_that_somebody_ended_was_stopped_and_did_not_fail(cause, phase):
-    course = Course()
-    failed = events.RunFailed(reason="so it was", cause=cause)
-    course.take(Entry(at_s=1.0, node="node-0", event=failed))
-    assert (course.phase, course.outcome, course.detail) == (phase, phase, "so it was")
-    assert course.is_over

@@ -5,7 +5,6 @@ import pytest
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Diverged
 from gemini_lab.report import build_report
-from gemini_lab.report.text import render
 
 
 @pytest.fixture
@@ -37,24 +36,3 @@ def test_a_report_finds_in_the_log_what_no_root_was_there_to_notice(failing):
 def test_what_was_noticed_and_what_is_found_again_is_told_once(noticed):
     told = [(one.rank, one.iteration) for one in build_report(noticed).divergences]
     assert told == [(0, 3), (1, 3)]
-
-
-def test_a_report_says_how_much_was_the_same(failing):
-    same = [e for e in failing if not (e.kind == "iteration" and e.event.value("loss") == 99.0)]
-    for log, said in (
-        (same, "no iteration was done again"),
-        ([*same[:9], *again(same), *same[9:]], "compared bit by bit: 2 iterations of ranks, none"),
-    ):
-        text = render(build_report(log))
-        assert said in text
-        assert "DIVERGED" not in text
-
-
-def again(log):
-    """What both ranks had done of iteration 3 before the failure: the same as afterwards."""
-    import msgspec
-
-    redone = [e for e in log if e.kind == "iteration" and e.event.iteration == 3]
-    for entry in redone:
-        before = msgspec.structs.replace(entry.event, epoch=1)
-        yield Entry(at_s=1004.5, node=f"node-{entry.event.rank}", event=before)

@@ -9,8 +9,6 @@ from gemini_lab.report.tables import tables_of
 from gemini_lab.report.tables.headline import percent
 from gemini_lab.report.tables.recoveries import losses
 from gemini_lab.report.values import HeadlineAnswer
-from gemini_lab.simulator import Outage, paper_workload, simulate
-from gemini_lab.simulator.policy import gemini
 
 
 def reduced(run: ToldRun) -> RunReducer:
@@ -52,17 +50,6 @@ def test_one_bit_of_difference_is_a_no() -> None:
 def test_without_a_run_to_compare_with_nothing_is_claimed() -> None:
     numbers, _, _ = answers(trained("mine", last=1.0))
     assert (numbers.short, numbers.mood) == ("nothing to compare with", "unknown")
-
-
-def test_a_simulation_claims_no_numbers() -> None:
-    workload = paper_workload()
-    outage = Outage(at_s=900.0, positions=(1,), kind="hardware")
-    told = simulate(workload, gemini(workload), [outage], days=1 / 24, record=True).events
-    run = RunReducer()
-    run.extend(told)
-    numbers, _, failures = tables_of(run).answers
-    assert numbers.mood == "unknown"
-    assert failures.short != "nothing"
 
 
 def test_failures_are_told_by_their_number_and_their_mean() -> None:

@@ -14,7 +14,6 @@ from told_runs import ToldRun, with_a_bug, with_one_loss
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Call, Collectives, NodeAiling, RankSlow
-from gemini_lab.report.build import report_of
 from gemini_lab.report.metrics import PHASES, metrics_of
 from gemini_lab.report.reducer import FOR_METRICS, RunReducer
 from gemini_lab.report.tables.recoveries import losses as losses_of
@@ -54,26 +53,6 @@ def test_the_parts_of_the_wall_time_sum_to_all_of_it(with_loss):
         value for key, value in scraped(with_loss).items() if key[0] == "gemini_lab_time_seconds"
     ]
     assert sum(parts) == pytest.approx(spent(with_loss).wall_s)
-
-
-def test_figures_are_those_of_the_report(with_loss):
-    report, found = report_of(with_loss), scraped(with_loss)
-    assert found["gemini_lab_recoveries_total",] == len(report.recoveries)
-    assert found["gemini_lab_replica_bytes_total",] == report.traffic.checkpoint_bytes
-    assert found["gemini_lab_restored_bytes_total", "peer"] == report.traffic.recovery_bytes
-    durations_s = [one.duration_s for one in report.recoveries]
-    assert found["gemini_lab_recovery_seconds_sum",] == pytest.approx(sum(durations_s))
-    assert found["gemini_lab_phase", "finished"] == 1
-    assert found["gemini_lab_nodes_lost_total",] == 1
-
-
-def test_the_age_of_a_version_grows_while_a_run_is_silent():
-    run = reduced(ToldRun().protect().train(1, 3))
-    now, later = (scraped(run, now_s=run.newest_s + s) for s in (1.0, 11.0))
-    for name in ("gemini_lab_version_age_seconds", "gemini_lab_silent_seconds"):
-        assert later[name,] - now[name,] == pytest.approx(10.0)
-    assert now["gemini_lab_silent_seconds",] == pytest.approx(1.0)
-    assert now["gemini_lab_survivable_nodes",] == 1
 
 
 def test_a_run_that_is_over_does_not_age(with_loss):

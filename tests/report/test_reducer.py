@@ -2,7 +2,6 @@
 
 import pickle
 import random
-import re
 from collections.abc import Sequence
 
 import pytest
@@ -12,9 +11,6 @@ from made import made
 from told_runs import (
     RUNS,
     TRACEBACK,
-    ToldRun,
-    with_a_bug,
-    with_a_root_loss,
     with_two_tries,
 )
 
@@ -25,7 +21,6 @@ from gemini_lab.report import RunReport, build_report
 from gemini_lab.report.build import report_of
 from gemini_lab.report.reducer import FOR_DASHBOARD, FOR_REPORT, READERS, Keep, RunReducer
 from gemini_lab.report.tables import Tables, tables_of
-from gemini_lab.report.text import WIDTH, render
 
 WHOLE = Keep(bars=100_000, recoveries=None, notes=None, ranks=True)
 
@@ -106,46 +101,7 @@ def test_entries_of_several_nodes_may_interleave(name: str) -> None:
     assert build_report(entries) == build_report(RUNS[name])
 
 
-def test_an_iteration_that_is_told_after_the_plan_counts_as_lost() -> None:
-    """Its worker's word took longer than the root agent's."""
-    run = ToldRun().protect().train(1, 6).iterate(7)
-    late = [run.entries.pop() for _ in run.ranks]
-    run.fail("node-1", known=6).plan(6, members=["node-0", "node-4", "node-2", "node-3"])
-    run.entries += late
-    (recovery,) = build_report(run.resume(6).train(7, 8).entries).recoveries
-    assert recovery.lost_iterations == 1
-
-
 # -- what a failure cost, where the root agent that tells of it was elected just now ---------------
-
-
-def test_what_a_root_loss_cost_is_counted_from_the_log() -> None:
-    """24 iterations were done by all ranks, version 6 was loaded: 18 are done again, or 19."""
-    report = build_report(with_a_root_loss().entries)
-    (recovery,) = report.recoveries
-    assert (recovery.version, recovery.tier, recovery.reached) == (6, "persistent", 24)
-    assert (recovery.lost_iterations, recovery.lost_by_any) == (18, 19)
-    text = render(report)
-    assert "18 whole iterations, 1 more on some ranks" in " ".join(text.split())
-    assert max(map(len, text.splitlines())) <= WIDTH
-    assert report.roots == ("node-5", "node-0", "node-2")
-    row = tables_of(reduced(with_a_root_loss().entries)).recoveries.rows[0]
-    assert row.lost_iterations == 18
-
-
-def test_a_worker_a_node_and_the_root_lost_in_turn_cost_an_iteration_each() -> None:
-    """The root agent itself said that the last of the three cost none: 2 where it was 3."""
-    run = ToldRun().elect("node-0").protect().train(1, 4)
-    run.iterate(5).crash(2, known=5).plan(4).resume(4).protect().train(5, 9)
-    run.iterate(10).fail("node-3", known=10)
-    run.plan(9, members=["node-0", "node-1", "node-2", "node-4"]).resume(9).protect().train(10, 14)
-    run.iterate(15).elect("node-1").fail("node-0", known=0)
-    run.plan(14, members=["node-5", "node-1", "node-2", "node-4"])
-    run.resume(14, known_lost=0).protect().train(15, 16).finish(16)
-    report = build_report(run.entries)
-    assert [each.lost_iterations for each in report.recoveries] == [1, 1, 1]
-    marks = tables_of(reduced(run.entries)).iterations.marks
-    assert [mark.iteration for mark in marks] == [6, 11, 16]
 
 
 def test_a_try_that_fell_over_loses_no_iteration_twice() -> None:
@@ -155,19 +111,6 @@ def test_a_try_that_fell_over_loses_no_iteration_twice() -> None:
 
 
 # -- a bug in the user's script --------------------------------------------------------------------
-
-
-def test_a_report_ends_a_bug_with_the_tracebacks_last_lines() -> None:
-    report = build_report(with_a_bug().entries)
-    text = render(report)
-    assert report.output == TRACEBACK
-    assert f"  ! {TRACEBACK[-1]}" in text.splitlines()
-    shown = [line for line in text.splitlines() if line.startswith("    | ")]
-    assert f"    | {TRACEBACK[-1]}" in shown
-    assert f"    | {TRACEBACK[-2]}" in shown
-    assert re.search(rf"> rank 1 on node-1 .* raised +{re.escape(TRACEBACK[-1][:20])}", text)
-    assert [one.rank for one in report.recoveries[0].exits] == [1, 1, 1]
-    assert max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_of_a_long_output_the_end_is_kept() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -14,11 +13,11 @@ from gemini_lab.lab.progress_bars import describe
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import find_log, find_run
-from gemini_lab.report import Step, build_report, load_report, save_events
+from gemini_lab.report import build_report, load_report, save_events
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.recoveries import losses as losses_of
 from gemini_lab.report.tables.recoveries import recoveries
-from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, gantt, ink_for, render
+from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, ink_for, render
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.policy import gemini
 
@@ -86,23 +85,6 @@ def test_iterations_that_are_lost_and_never_redone_do_not_count(failing):
     assert "has not ended" in render(report)
 
 
-def test_a_recovery_is_a_timeline_from_the_injected_failure_to_the_first_iteration(failing):
-    (recovery,) = build_report(failing).recoveries
-
-    assert [step.name for step in recovery.steps] == [
-        "detect",
-        "fence",
-        "inventory",
-        "start",
-        "retrieve",
-        "warm_up",
-    ]
-    assert [round(step.duration_s, 3) for step in recovery.steps] == [0.1, 0.1, 0.1, 0.5, 0.3, 1.5]
-    assert recovery.duration_s == pytest.approx(2.6)
-    assert str(recovery.injections[0]) == "node loss on node-1"
-    assert (recovery.version, recovery.tier, recovery.lost_iterations) == (2, "memory", 1)
-
-
 def test_a_failure_of_the_worlds_own_begins_with_its_detection(failing):
     (recovery,) = build_report([e for e in failing if e.kind != "injected"]).recoveries
 
@@ -153,15 +135,6 @@ def test_receipts_say_from_which_tier_each_shard_came(failing):
     assert recovery.retrieval_s == pytest.approx(0.3)  # the slower shard's
 
 
-def test_wasted_time_is_eq_1_with_measured_terms_beside_what_was_lost(failing):
-    """t_ckpt 0.5 s + 1.5 s / 2 + t_rtvl 0.3 s; lost: 5.0 - 3.0 s of progress and 0.3 s."""
-    wasted = build_report(failing).wasted
-
-    assert wasted is not None
-    assert wasted.predicted_s == pytest.approx(0.5 + 1.5 / 2 + 0.3)
-    assert wasted.measured_s == pytest.approx((2.3,))
-
-
 def test_a_version_counts_as_whole_when_a_recovery_can_use_it_not_when_all_have_heard(failing):
     """All had ended at 1.5 n s and said at 0.5 s later that all know; whole it was 0.3 s before."""
     log = [changed(e, whole_s=0.2) if e.kind == "version_complete" else e for e in failing]
@@ -208,17 +181,6 @@ def test_a_report_fits_a_terminal_in_blocks_and_in_ascii(failing):
     assert ink_for("utf-8") == BLOCKS
     assert ink_for("latin-1") == ASCII
     assert ink_for(None) == ASCII
-
-
-def test_a_bar_shows_when_a_step_ran():
-    steps = (
-        Step(name="a", start_s=0.0, end_s=2.0),
-        Step(name="b", start_s=2.0, end_s=2.0),
-        Step(name="c", start_s=2.0, end_s=4.0),
-    )
-    bars = [line.split()[-1] for line in gantt(steps, ink=replace(ASCII, width=38))][:3]
-
-    assert bars == ["####....", "....#...", "....####"]
 
 
 def test_json_keeps_every_bit_of_a_loss(failing):

@@ -1,8 +1,5 @@
 """A report carries the profile, the schedule and the calibration that its run was planned with."""
 
-import json
-
-import pytest
 from made import made
 
 from gemini_lab.log.entry import Entry, decode_entry, encode_entry
@@ -37,24 +34,6 @@ def run_log(*more: Entry) -> list[Entry]:
     return [start, *more]
 
 
-def test_what_was_planned_with_comes_back_whole_from_the_log() -> None:
-    (plan,) = build_report(run_log(profiled(5.0))).plans
-    assert plan.at_s == 5.0
-    assert plan.profile == PROFILE
-    assert plan.schedule == SCHEDULE
-    assert plan.calibration == WIRE
-
-
 def test_a_job_that_is_profiled_again_has_both_plans_in_order_of_time() -> None:
     report = build_report(run_log(profiled(9.0), profiled(5.0)))
     assert [plan.at_s for plan in report.plans] == [5.0, 9.0]
-
-
-def test_a_run_without_a_profile_has_no_plan() -> None:
-    assert build_report(run_log()).plans == ()
-
-
-def test_plans_stand_in_a_reports_json() -> None:
-    record = json.loads(json.dumps(build_report(run_log(profiled(5.0))).to_json()))
-    assert record["plans"][0]["calibration"]["alpha_s"] == pytest.approx(1e-4)
-    assert len(record["plans"][0]["schedule"]["chunks"]) == len(SCHEDULE.chunks)

@@ -65,21 +65,6 @@ def test_the_new_shards_have_no_replicas_until_a_version_of_them_is_whole():
     assert reduced(run).unread == 0
 
 
-def test_who_trains_and_who_waits_is_known_and_how_far_all_ranks_came():
-    run = smaller().train(6, 8)
-    reducer = reduced(run)
-    assert reducer.course.ranks == 3
-    assert reducer.reached.done() == 8
-    rows = shown(run).nodes
-    assert [(row.name, row.position) for row in rows] == [
-        ("node-0", 0),
-        ("node-2", 1),
-        ("node-3", 2),
-        ("node-1", None),
-    ]
-    assert "3 nodes in place of 4 from iteration 6 on (4 are wanted)" in shown(run).notes
-
-
 def test_what_the_run_waits_for_is_shown_until_it_has_its_size():
     run = smaller().train(6, 6)
     run.say_root(events.ResizeWaiting, nodes=4, reason="a machine is missing")
@@ -105,17 +90,6 @@ def test_ranks_of_another_number_are_not_compared_with_those_before():
     for rank in after.ranks:
         after.say_worker(events.Iteration, rank, iteration=6, duration_s=1.0, values={"loss": 1.25})
     assert build_report(after.entries).divergences == ()
-
-
-def test_a_report_says_each_change_and_what_it_took():
-    run = smaller().train(6, 6)
-    resized(run, ["node-0", "node-2", "node-3", "node-9"], 6).train(7, 9).finish(9)
-    report = build_report(run.entries)
-    assert [(one.nodes_then, one.nodes) for one in report.resizes] == [(4, 3), (3, 4)]
-    assert [one.lost_by_any for one in report.recoveries] == [0, 0]
-    assert report.nodes == 4
-    assert [one["nodes"] for one in report.to_json()["resizes"]] == [3, 4]
-    assert "3 nodes in place of 4 from iteration 6 on" in render(report)
 
 
 def refused_with(error):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import made
-from told_runs import SHARD_BYTES, ToldRun, with_one_loss
+from told_runs import ToldRun, with_one_loss
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
@@ -16,7 +16,7 @@ from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.tables import Tables, tables_of
-from gemini_lab.report.tables.replica_map import ReplicaTable, planned, what_if
+from gemini_lab.report.tables.replica_map import planned, what_if
 
 
 def tables(run: ToldRun) -> Tables:
@@ -25,17 +25,7 @@ def tables(run: ToldRun) -> Tables:
     return tables_of(reducer)
 
 
-def states(table: ReplicaTable) -> dict[tuple[int, int], str]:
-    return {(copy.shard, copy.position): copy.state for copy in table.copies}
-
-
 # -- which copies are whole ------------------------------------------------------------------------
-
-
-def test_before_the_first_version_no_copy_is_there() -> None:
-    table = tables(ToldRun().protect()).replicas
-    assert set(states(table).values()) == {"missing"}
-    assert table.version is None
 
 
 def test_a_version_is_whole_when_every_shard_is_whole_somewhere() -> None:
@@ -43,37 +33,6 @@ def test_a_version_is_whole_when_every_shard_is_whole_somewhere() -> None:
     run = ToldRun().protect().train(1, 3).iterate(4)
     assert tables(run.complete(4, ranks=[0])).replicas.version == 3
     assert tables(run.complete(4, ranks=[3])).replicas.version == 4
-
-
-def test_a_node_with_two_workers_has_what_both_have() -> None:
-    run = ToldRun(per_node=2).protect().train(1, 3).iterate(4).complete(4, ranks=[0, 2, 4, 6])
-    assert tables(run).replicas.version == 3
-    assert tables(run.complete(4, ranks=[1, 7])).replicas.version == 4
-
-
-def test_a_lost_node_takes_its_copies_along() -> None:
-    run = ToldRun().protect().train(1, 5).fail("node-2", known=5)
-    found = states(tables(run).replicas)
-    assert {copy for copy, state in found.items() if state == "lost"} == {(2, 2), (3, 2)}
-
-
-def test_a_standby_has_its_copies_once_they_are_retrieved() -> None:
-    run = ToldRun().protect().train(1, 5).fail("node-2", known=5)
-    run.plan(5, members=["node-0", "node-1", "node-4", "node-3"])
-    waiting = states(tables(run).replicas)
-    assert {copy for copy, state in waiting.items() if state == "missing"} == {(2, 2), (3, 2)}
-    assert set(states(tables(run.resume(5)).replicas).values()) == {"whole"}
-
-
-def test_after_a_start_from_the_persistent_tier_peers_have_no_copies_yet() -> None:
-    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", "node-3", known=5)
-    run.plan(4, tier="persistent", members=["node-0", "node-1", "node-4", "node-5"])
-    assert set(states(tables(run).replicas).values()) == {"missing"}
-    found = states(tables(run.resume(4, tier="persistent")).replicas)
-    assert {state for (s, p), state in found.items() if s == p} == {"whole"}
-    assert {state for (s, p), state in found.items() if s != p} == {"missing"}
-    assert tables(run).status.survivable == 0
-    assert set(states(tables(run.train(5, 5)).replicas).values()) == {"whole"}
 
 
 def test_a_rejected_version_does_not_count() -> None:
@@ -96,19 +55,6 @@ def test_the_placement_follows_from_the_settings_until_workers_tell_it() -> None
 
 
 # -- what memory survives --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lost", "survivable"),
-    [((), 1), (("node-2",), 0), (("node-1", "node-2"), 0), (("node-2", "node-3"), -1)],
-)
-def test_how_many_more_nodes_may_be_lost_falls_with_each_that_is(
-    lost: Sequence[str], survivable: int
-) -> None:
-    run = ToldRun().protect().train(1, 5)
-    if lost:
-        run.fail(*lost, known=5)
-    assert tables(run).status.survivable == survivable
 
 
 def test_three_copies_survive_any_two_losses() -> None:
@@ -240,31 +186,7 @@ def test_what_if_is_what_the_recovery_planner_would_do(run: RunReducer) -> None:
             assert run.copies.complete[answer.holder] >= (answer.version or 0)
 
 
-def test_what_if_names_the_shards_of_which_the_last_copy_would_go() -> None:
-    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", known=5)
-    answers = tables(run).replicas.what_if
-    assert answers[3].lost_shards == (2, 3)
-    assert (answers[3].tier, answers[3].version) == ("persistent", 4)
-    assert answers[0].lost_shards == ()
-    assert (answers[0].tier, answers[0].holder, answers[0].version) == ("memory", 1, 5)
-
-
 # -- memory ----------------------------------------------------------------------------------------
-
-
-def test_every_kept_shard_takes_two_buffers() -> None:
-    memory = tables(ToldRun(nodes=5, replicas=2).protect().train(1, 3)).memory
-    kept = plan_placement(nodes=5, replicas=2).loads
-    assert [row.taken_bytes for row in memory.rows] == [2 * SHARD_BYTES * n for n in kept]
-    assert {row.own_bytes for row in memory.rows} == {SHARD_BYTES}
-    assert [row.peers_bytes for row in memory.rows] == [SHARD_BYTES * (n - 1) for n in kept]
-    assert {row.writing_bytes for row in memory.rows} == {0}
-
-
-def test_a_newer_version_goes_into_the_second_buffers() -> None:
-    row = tables(ToldRun().protect().train(1, 3).iterate(4)).memory.rows[0]
-    assert (row.own_bytes, row.peers_bytes) == (SHARD_BYTES, SHARD_BYTES)
-    assert (row.writing_bytes, row.free_bytes) == (2 * SHARD_BYTES, 0)
 
 
 def test_a_lost_node_has_no_memory() -> None:

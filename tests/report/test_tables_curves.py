@@ -80,16 +80,6 @@ def test_what_is_lost_does_not_count_until_it_is_done_again() -> None:
     assert 11 not in reduced(run).logged.told("loss", until=99).numbers
 
 
-def test_a_version_tells_what_a_lost_node_could_not() -> None:
-    run = logging(4)
-    run.iterate(5, ranks=[0, 1, 3], losses=True)
-    say(run, 5, 2, restored=True, loss=5.0 / 5 + 2 / 7)
-    say(run, 5, 0, restored=True, loss=99.0)  # what the rank itself said stands
-    other = logging(5)
-    run_told = reduced(run).logged.told("loss", until=5)
-    assert run_told.digests.tolist() == reduced(other).logged.told("loss", until=5).digests.tolist()
-
-
 def test_no_mean_is_over_a_part_of_the_ranks() -> None:
     run = logging(3).iterate(4, ranks=[0, 1], losses=True)
     assert table(run).curves[0].numbers == (1, 2, 3)

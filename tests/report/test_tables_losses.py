@@ -1,10 +1,9 @@
 """Recoveries and wasted time: the same figures as the run's report, beside Eq. (1)."""
 
 import pytest
-from told_runs import ToldRun, with_one_loss
+from told_runs import ToldRun
 
 from gemini_lab.recovery.wasted_time import wasted_time_s
-from gemini_lab.report import build_report
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables import Tables, tables_of
 from gemini_lab.report.tables.recoveries import RecoveryRow
@@ -33,18 +32,6 @@ def test_a_recovery_under_way_has_no_end_yet() -> None:
     assert tables(run).status.wasted_s == 0
 
 
-def test_wasted_time_is_the_reports_beside_eq_1() -> None:
-    run = with_one_loss()
-    report = build_report(run.entries).wasted
-    assert report is not None
-    measured, model, _ = tables(run).wasted.rows
-    assert measured.total_s == pytest.approx(report.measured_mean_s)
-    assert (measured.origin, model.origin) == ("measured here", "model")
-    assert model.total_s == pytest.approx(report.predicted_s)
-    assert dict(model.parts) == pytest.approx({"t_ckpt": 0.25, "1/(2f)": 1.125 / 2, "t_rtvl": 2.0})
-    assert tables(run).status.wasted_s == pytest.approx(report.measured_mean_s)
-
-
 def test_the_persistent_baseline_is_eq_1_with_what_the_run_wrote() -> None:
     run = ToldRun().protect()
     for version in (4, 8, 12):
@@ -61,30 +48,6 @@ def test_the_persistent_baseline_is_eq_1_with_what_the_run_wrote() -> None:
     assert tables(run).wasted.rows[-1].total_s == pytest.approx(expected_s)
 
 
-def test_without_persistent_versions_there_is_no_baseline_and_it_is_said() -> None:
-    run = ToldRun().protect().train(1, 5).fail("node-2", known=5)
-    run.plan(5, members=["node-0", "node-1", "node-4", "node-3"]).resume(5)
-    table = tables(run).recoveries
-    assert [row.origin for row in table.rows] == ["measured here"]
-    assert any("no persistent baseline" in note for note in table.notes)
-
-
-def test_earlier_runs_stand_on_the_same_axis() -> None:
-    before = reduced(with_one_loss(), name="yesterday")
-    found = tables(with_one_loss(), before)
-    labels = [row.label for row in found.recoveries.rows]
-    assert labels == ["recovery 1", "yesterday, recovery 1", "persistent tier only"]
-    assert [row.label for row in found.wasted.rows][2] == "yesterday, measured"
-
-
-def test_rows_of_two_runs_with_one_name_are_told_apart() -> None:
-    runs = [reduced(with_one_loss()) for _ in range(2)]
-    found = tables(with_one_loss(), *runs)
-    for rows in (found.recoveries.rows, found.wasted.rows):
-        labels = [row.label for row in rows]
-        assert len(set(labels)) == len(labels)
-
-
 def test_of_many_recoveries_the_newest_are_shown() -> None:
     run = ToldRun().protect()
     for number in range(1, 151):
@@ -96,21 +59,3 @@ def test_of_many_recoveries_the_newest_are_shown() -> None:
     assert [row.label for row in table.rows][-1] == "recovery 150"
     assert len(table.rows) == 12
     assert "the newest 12 of 150 recoveries" in table.notes
-
-
-def test_a_simulated_run_wastes_what_the_simulator_says() -> None:
-    from gemini_lab.simulator import Outage, paper_workload, simulate
-    from gemini_lab.simulator.policy import gemini
-
-    workload = paper_workload(nodes=8, standbys=4)
-    outages = [Outage(at_s=at_s, kind="hardware", positions=(3,)) for at_s in (7e3, 2e4, 3e4)]
-    outcome = simulate(workload, gemini(workload), outages, days=0.5, record=True)
-    run = RunReducer()
-    run.extend(outcome.events)
-    rows = [row for row in tables_of(run).recoveries.rows if row.origin == "simulated"]
-    assert [row.wasted_s for row in rows] == pytest.approx(
-        [recovery.wasted_s for recovery in outcome.recoveries]
-    )
-    assert [row.down_s for row in rows] == pytest.approx(
-        [recovery.duration_s for recovery in outcome.recoveries]
-    )

@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 from made import made
-from told_runs import ToldRun, with_a_root_loss, with_one_loss
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.iteration_pace import WINDOW, IterationPace
-from gemini_lab.report.tables import tables_of
 from gemini_lab.report.tables.iterations import (
     SHOWN,
     Baseline,
@@ -37,54 +34,6 @@ def sent(pace: IterationPace, version: int, duration_s: float) -> None:
 
 def series(table: IterationTable) -> dict[str, IterationSeries]:
     return {one.kind: one for one in table.series if not one.run}
-
-
-def table_of(run: ToldRun) -> IterationTable:
-    reducer = RunReducer()
-    reducer.extend(run.entries)
-    return tables_of(reducer).iterations
-
-
-def test_an_iteration_is_with_checkpoints_if_the_version_before_it_was_sent() -> None:
-    run = ToldRun().protect().complete(0)
-    run.train(1, 6).iterate(7).iterate(8).iterate(9)
-    found = series(table_of(run))
-    assert found["with"].numbers == (2, 3, 4, 5, 6, 7)
-    assert found["without"].numbers == (8, 9)
-    assert found["first"].numbers == (1,)
-
-
-def test_iterations_after_a_failure_stand_apart_and_are_not_mixed_with_lost_ones() -> None:
-    found = series(table_of(with_one_loss()))
-    assert found["first"].numbers == (1, 10)
-    assert found["with"].numbers == (2, 3, 4, 5, 6, 7, 8, 9, 11, 12)
-
-
-def test_failures_are_marked_where_they_were() -> None:
-    marks = table_of(with_one_loss()).marks
-    assert [(mark.iteration, mark.text) for mark in marks] == [(10, "recovery 1: node lost")]
-
-
-def test_a_failure_after_a_root_loss_is_marked_where_the_log_has_it() -> None:
-    """The new root agent knew of no iteration; every rank had ended 24."""
-    (mark,) = table_of(with_a_root_loss()).marks
-    assert mark.iteration == 25
-
-
-def test_an_iteration_lasts_as_long_as_its_slowest_rank() -> None:
-    pace = IterationPace()
-    for duration_s in (1.0, 3.0, 2.0):
-        ended(pace, 5, duration_s, at_s=duration_s)
-    assert pace.kinds()["first"][1].tolist() == [3.0]
-
-
-def test_an_interval_is_what_passes_between_ends_though_the_slowest_rank_is_another_each_time():
-    """Ranks take 1.5 s and 0.5 s in turn: an iteration ends each second."""
-    pace = IterationPace()
-    for number in range(1, 6):
-        ended(pace, number, 1.5, at_s=float(number))
-        ended(pace, number, 0.5, at_s=number - 0.5)
-    assert pace.interval_median_s() == pytest.approx(1.0)
 
 
 def test_overhead_compares_medians() -> None:
@@ -116,15 +65,6 @@ def test_the_bootstrap_of_a_median_is_that_of_resampling() -> None:
         assert np.quantile(quick, quantile) == pytest.approx(np.quantile(drawn, quantile), rel=0.06)
 
 
-def test_a_median_lies_within_its_interval() -> None:
-    one = series(table_of(with_one_loss()))["with"]
-    assert one.median_s is not None
-    assert one.low_s is not None
-    assert one.high_s is not None
-    assert one.low_s <= one.median_s <= one.high_s
-    assert one.count == 10
-
-
 def test_of_many_points_few_are_shown_the_longest_among_them() -> None:
     values = np.ones(50_000)
     values[[7, 4_711, 49_999]] = (9.0, 8.0, 7.0)
@@ -132,15 +72,6 @@ def test_of_many_points_few_are_shown_the_longest_among_them() -> None:
     assert len(shown) <= SHOWN
     assert {7, 4_711, 49_999} <= set(shown)
     assert shown == sorted(shown)
-
-
-def test_a_run_of_any_length_has_so_many_points_and_says_how_many_there_were() -> None:
-    pace = IterationPace()
-    for number in range(1, 20_001):
-        ended(pace, number, 1.0)
-    (first, without) = sorted(iterations(pace).series, key=lambda one: one.count)
-    assert (first.count, without.count) == (1, 19_999)
-    assert len(without.numbers) <= SHOWN
 
 
 def test_what_is_told_far_too_late_is_counted_and_left_out() -> None:

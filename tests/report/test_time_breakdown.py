@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from told_runs import ToldRun, with_a_drain, with_a_root_loss, with_one_loss
+from told_runs import ToldRun, with_a_drain, with_one_loss
 
 from gemini_lab.log import events
 from gemini_lab.log.file import read_line
@@ -44,23 +44,6 @@ def test_a_run_with_a_loss_is_explained_to_the_second() -> None:
         "warm_up": 1.5,
         "other": pytest.approx(11 * 0.125, abs=1e-3),
     }
-
-
-def test_what_is_done_again_counts_once_as_training() -> None:
-    """Version 6 of 24 is loaded: 18 iterations, and the part of the 25th, were for nothing."""
-    table = spent_of(with_a_root_loss())
-    assert table.seconds("training") == pytest.approx(26.0)
-    assert table.seconds("redo") == pytest.approx(18 * 1.125 + 0.125 + 1.0)
-
-
-def test_what_fails_before_its_first_iteration_loses_no_progress() -> None:
-    """Until then it is the first start that takes time; the tries after it are no progress."""
-    run = ToldRun().protect()
-    run.now_s += 4.0
-    run.fail("node-1", known=0)
-    table = spent_of(run.plan(None, tier="start").give_up("no luck"))
-    assert parts(table)["first_start"] == pytest.approx(4.0, abs=0.3)
-    assert table.seconds("redo") == 0.0
 
 
 def test_a_run_without_a_version_loses_progress_from_its_first_iteration_on() -> None:
@@ -107,15 +90,6 @@ def test_detection_that_a_recovery_tells_as_a_step_is_detection() -> None:
     reducer = RunReducer()
     reducer.extend(told)
     assert spent(reducer).seconds("detect") == pytest.approx(workload.detection_s)
-
-
-@pytest.mark.parametrize("told", [with_one_loss, with_a_root_loss])
-def test_the_parts_add_up_to_the_wall_time(told) -> None:
-    run = told()
-    table = spent_of(run)
-    wall_s = run.entries[-1].at_s - run.entries[1].at_s
-    assert table.wall_s == pytest.approx(wall_s)
-    assert sum(row.seconds for row in table.rows) == pytest.approx(wall_s, rel=0.01)
 
 
 def test_waiting_for_a_version_is_exposed_and_not_training() -> None:

@@ -15,7 +15,7 @@ from gemini_lab.log.events import KINDS, Call, Collectives
 from gemini_lab.placement import plan_placement
 from gemini_lab.report.bars import COLUMNS, ROW_BYTES, Bars, Kind
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.reducers.exposure import Busy, Sending, judge, merge
+from gemini_lab.report.reducers.exposure import Sending, judge, merge
 from gemini_lab.settings import Settings
 
 MIB = 2**20
@@ -169,12 +169,6 @@ def test_bytes_are_open_until_the_next_iteration_has_ended():
     assert (over.open_bytes, over.hidden_bytes, over.is_over) == (0, MIB, True)
 
 
-def test_a_transfer_knows_its_receiver_by_name():
-    traffic = told(planned(0.1, "node-0", "node-9"), transfer(1, 1.0, 1.4))
-    [sent] = rows(traffic, Kind.TRANSFER)
-    assert [traffic.lanes[sent["lane"]], traffic.lanes[sent["peer"]]] == ["node-0", "node-9"]
-
-
 def test_a_replaced_node_receives_in_its_own_lane():
     traffic = told(
         planned(0.1, "node-0", "node-1"),
@@ -184,12 +178,6 @@ def test_a_replaced_node_receives_in_its_own_lane():
     )
     peers = [traffic.lanes[row["peer"]] for row in rows(traffic, Kind.TRANSFER)]
     assert peers == ["node-1", "node-4"]
-
-
-def test_a_version_without_transfers_has_one_bar():
-    [sent] = rows(told(complete(3, 2.0)), Kind.VERSION)
-    assert (sent["start_s"], sent["number"], sent["size_bytes"]) == (1.5, 3, MIB)
-    assert rows(told(transfer(3, 1.5, 2.0), complete(3, 2.0)), Kind.VERSION) == []
 
 
 def test_an_iteration_told_twice_is_one_bar():
@@ -336,15 +324,6 @@ def test_the_bars_of_collectives_are_those_of_the_calls_one_by_one(told, data):
     # Which went when depends on how many came at once; what is there is the same.
     first = max(all_at_once.first, singly.first)
     assert all_at_once.packed(first, singly.end) == singly.packed(first, singly.end)
-
-
-def test_collectives_that_touch_a_time_are_found_with_their_times():
-    calls = [Call("all_reduce", 8, start_s, start_s + 0.5) for start_s in (0.0, 1.0, 2.0, 3.0)]
-    event = Collectives.of(calls, rank=0, epoch=1, iteration=1, began_s=10.0)
-    busy = Busy()
-    busy.add(event, until_s=13.5)
-    assert busy.near(11.25, 12.25) == [(11.0, 11.5), (12.0, 12.5)]
-    assert busy.near(13.75, 20.0) == []
 
 
 moments = st.floats(0, 100, allow_nan=False)
