@@ -44,17 +44,22 @@ class Monitor(Protocol):
 
 
 def with_monitor(engine: Engine, emit: Emit) -> Emit:
-    """`emit`, which tells the engine's monitor too, if it has one and this is rank 0."""
+    """Return `emit`, which tells the engine's monitor too, if it has one and this is rank 0."""
     monitor: Monitor | None = getattr(engine, "monitor", None)
     if monitor is None or not monitor.enabled or engine.global_rank != 0:
         return emit
-    told = MonitorFeed(monitor, samples=lambda: int(getattr(engine, "global_samples", 0)))
+    feed = MonitorFeed(monitor, samples=lambda: int(getattr(engine, "global_samples", 0)))
+    return both(emit, feed.take)
 
-    def emit_and_tell(event: AnyEvent) -> None:
-        emit(event)
-        told.take(event)
 
-    return emit_and_tell
+def both(first: Emit, then: Emit) -> Emit:
+    """Return what gives each event to the one and then to the other."""
+
+    def emit(event: AnyEvent) -> None:
+        first(event)
+        then(event)
+
+    return emit
 
 
 class MonitorFeed:

@@ -30,6 +30,7 @@ from gemini_lab.engine.gradients.sent_differences import recorder_of, sent_diffe
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.iteration_log import (
     IterationLog,
+    both,
     gradient_norm,
     iteration_in,
     thread_work,
@@ -169,7 +170,7 @@ def start_protection(
     said = session.kept.unless_broken(emit)
     witness = _witness(session, engine, client_state=client_state, also=also)
     if witness is not None:
-        said = _also(said, witness.hear)
+        said = both(said, witness.hear)
     iterations = IterationLog(
         said,
         newest=iteration_in(small),
@@ -243,14 +244,6 @@ def _witness(
             also=also,
         )
     return session.witness
-
-
-def _also(emit: Emit, hear: Emit) -> Emit:
-    def said(event: events.AnyEvent) -> None:
-        emit(event)
-        hear(event)
-
-    return said
 
 
 def _in_turn(*calls: Callable[[], None]) -> Callable[[], None]:

@@ -33,7 +33,6 @@ from gemini_lab.recovery.messages import (
     Refused,
     RestoreFailed,
     SlabRequest,
-    SlotWanted,
     Stand,
     WorkerStart,
 )
@@ -173,29 +172,13 @@ class WorkerSession:
                 ) from error
         self.code.compare()
 
-    def request_slab(
-        self,
-        *,
-        slots: Sequence[tuple[int, int]],
-        chunk_bytes: int,
-        buffers: int,
-        layout: ShardLayout,
-        replicas: Sequence[ShardLayout],
-    ) -> int:
+    def request_slab(self, request: SlabRequest) -> int:
         """Return the descriptor of this worker's slab, made by the agent if it is not there yet.
 
         Raises:
             CapacityError: The node's memory is short.
             ConfigError: The slab that is there was made for another model.
         """
-        wanted = [SlotWanted(shard, size_bytes) for shard, size_bytes in slots]
-        request = SlabRequest(
-            slots=wanted,
-            chunk_bytes=chunk_bytes,
-            buffers=buffers,
-            layout=layout,
-            replicas=[*replicas],
-        )
         _, fds = self._ask(request)
         return fds[0]
 

@@ -38,7 +38,7 @@ from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
 from gemini_lab.placement import Risk
 from gemini_lab.recovery.guard import Guard
-from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.messages import JobOrder, SlabRequest, SlotWanted
 from gemini_lab.seats import Seats
 from gemini_lab.settings import LOGGED_RANKS, SCHEDULED, Settings
 from gemini_lab.shard.layout import ShardLayout, fingerprint_of
@@ -279,11 +279,13 @@ def _lay_out(
     layout, rank = state.layout, session.start.rank
     met = exchange_layouts(layout, rank=rank, seats=seats, group=group)
     fd = session.request_slab(
-        slots=[(shard, met.shard_bytes[shard]) for shard in seats.kept_shards(rank)],
-        chunk_bytes=settings.chunk_bytes,
-        buffers=settings.buffers,
-        layout=layout,
-        replicas=met.replicas,
+        SlabRequest(
+            slots=[SlotWanted(one, met.shard_bytes[one]) for one in seats.kept_shards(rank)],
+            chunk_bytes=settings.chunk_bytes,
+            buffers=settings.buffers,
+            layout=layout,
+            replicas=met.replicas,
+        )
     )
     require_fingerprint(met.fingerprint, session.start.fingerprint)
     say_protected(session, state, met.fingerprint, seats, settings)
