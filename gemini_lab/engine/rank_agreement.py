@@ -47,10 +47,7 @@ class JointOutcome:
             raise self.failure
 
     def agree(self, *values: int) -> list[list[int]]:
-        """Raise on all ranks if one has failed; all ranks call it together.
-
-        Returns:
-            Every rank's `values`, in rank order.
+        """Return every rank's `values`, in rank order; all ranks call it together.
 
         Raises:
             GeminiError: This rank failed, or another one.

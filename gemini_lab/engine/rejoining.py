@@ -45,10 +45,7 @@ class Rejoining:
     def rejoin(
         self, replicator: Replicator, place: LoopPlace
     ) -> tuple[ReadyEngine, Replicator, Rewinder | None]:
-        """Wait at the loop's top for the order to go on, and restore the planned version.
-
-        Returns:
-            The parts with which training continues.
+        """Wait at the loop's top for the order to go on; return the parts with which training does.
 
         Raises:
             CannotGoOnError: This process cannot be kept; another one takes its place.

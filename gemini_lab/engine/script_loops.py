@@ -216,8 +216,7 @@ class ScriptLoops:
     def leave_out(self) -> str:
         """Count an update before the loop that made the version; refuse too many.
 
-        Returns:
-            A remark to the script's author; empty if there is none now.
+        It returns a remark to the script's author, mostly an empty one.
         """
         self._left_out += 1
         if self._left_out == MOST_LEFT_OUT:

@@ -318,11 +318,7 @@ def restore_planned(
     state: EngineState,
     place: RestoreContext,
 ) -> Mapping[str, object]:
-    """Do what the recovery plan asks of this rank, and say it.
-
-    Returns:
-        What the version carried beside the engine's state; empty if there is none.
-    """
+    """Do what the recovery plan asks of this rank; return what the version carried beside."""
     plan = session.start.plan
     try:
         restored = restore(plan, place, load)

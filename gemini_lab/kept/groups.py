@@ -333,11 +333,9 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         raise closed()
 
     def promise(self, work: Any, otherwise: list[torch.Tensor]) -> Any:
-        """Return a future of a collective under way, which ends at once if all are broken off.
+        """Return a future of a collective, which ends at once if all are broken off.
 
-        Args:
-            work: The collective.
-            otherwise: The future's value then, or if the collective fails because a rank is lost.
+        Its value is `otherwise` then, or if the collective fails because a rank is lost.
         """
         promise = Promise(otherwise)
 

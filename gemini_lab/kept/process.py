@@ -207,10 +207,9 @@ class StandingProcess(KeptProcess):
         self._session.say(ReadyToJoin(rank=start.rank, epoch=start.epoch))
 
     def stand(self) -> str:
-        """Break off what waits for a lost rank.
+        """Break off what waits for a lost rank; return why this process cannot go on.
 
-        Returns:
-            Why this process cannot go on; empty if nothing of it writes to memory any more.
+        If it can, nothing of it writes to memory any more.
         """
         if self._stands_by:
             return ""  # it writes nothing before it has joined

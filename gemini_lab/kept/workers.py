@@ -46,10 +46,9 @@ class KeptWorkers:
         self._said: set[str] = set()
 
     async def stand(self, host: Host, order: Fence) -> list[int]:
-        """Stop the node's workers, if the fence keeps any.
+        """Stop the node's workers, if the fence keeps any; return the ranks that stand still.
 
-        Returns:
-            The ranks that stand still: they write no memory until they are ordered to go on.
+        These write no memory until they are ordered to go on.
         """
         if not order.keeps:
             return []
@@ -77,11 +76,7 @@ class KeptWorkers:
             await asyncio.wait(asked, timeout=LOOK_S)
 
     def go_on(self, host: Host, start: WorkerStart, port: tuple[int, ...]) -> bool:
-        """Order a worker to go on, and to serve the port of this descriptor, if there is one.
-
-        Returns:
-            Whether its process is still there.
-        """
+        """Order a worker to go on, and to serve a port; return whether its process is there."""
         worker = host.workers.get(start.rank)
         if worker is None:
             return False

@@ -127,10 +127,9 @@ class CommHook:
             self._wake()
 
     def begin_iteration(self) -> IterationRecord | None:
-        """End the iteration: its optimizer step has ended.
+        """End the iteration, whose optimizer step has ended, and return its record.
 
-        Returns:
-            The ended iteration; `None` for what came before the first call, or when not recording.
+        There is none of what came before the first call, or without recording.
         """
         now = self._stamp()
         with self._changed:

@@ -195,11 +195,9 @@ class DeviceRoute:
     def exchange(
         self, copy_up_to: CopyUpTo, buffers: VersionBuffers[Chunked]
     ) -> tuple[SentBytes, ...]:
-        """Copy and seal the own shard, and wait until everything is in the slabs.
+        """Copy and seal the own shard; return what left, once everything is in the slabs.
 
-        Returns:
-            What left for each peer. A device does not tell when; the times are those of the
-            version.
+        A device does not tell when it sent; the times are those of the version.
         """
         copy_up_to(buffers.own.data.nbytes)
         while not self._handed_over.wait(_POLL_S):

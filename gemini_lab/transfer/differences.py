@@ -153,7 +153,7 @@ class Differences:
         buffers: VersionBuffers[WriteBuffer],  # all of the own shard, and versions of others
         digests: Mapping[int, Words],  # the owners' checksums of those
     ) -> tuple[dict[int, str], tuple[SentBytes, ...]]:
-        """Compare what was made with what its owners have; what differs comes in full.
+        """Get in full what was not made as its owner has it.
 
         Returns:
             By shard kept here, why it came in full; and what left in full.
@@ -181,11 +181,7 @@ class Differences:
     def note(
         self, version: OutgoingVersion, told: Sequence[Sequence[int]], *, is_full: bool
     ) -> str:
-        """Note that a version is whole everywhere.
-
-        Returns:
-            Why all are from here on; empty if not, or known before.
-        """
+        """Note that a version is whole everywhere; return why all are sent in full from here on."""
         self._base = (version.version, version.lineage)
         self._since_full = 0 if is_full else self._since_full + 1
         differing, lost = (sum(numbers) for numbers in zip(*told, strict=True))

@@ -30,10 +30,8 @@ class CheckpointGroup:
     """All ranks of a job on Gloo, for checkpoint traffic alone.
 
     It is made beside torch's registry of groups, so that a script that destroys its groups at its
-    end does not take the last version's way along.
-
-    Args:
-        timeout_s: After this, a transfer whose peer says nothing fails.
+    end does not take the last version's way along. After `timeout_s` a transfer whose peer says
+    nothing fails.
     """
 
     def __init__(

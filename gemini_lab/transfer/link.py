@@ -108,10 +108,9 @@ class LinkBucket:
         return f"LinkBucket({format_bytes(self.bytes_per_s)}/s)"
 
     def reserve(self, size_bytes: float) -> float:
-        """Take the link for `size_bytes`, behind everything reserved before.
+        """Take the link behind all that is reserved; return when it will have carried the bytes.
 
-        Returns:
-            When the link will have carried them, on the clock of `time.monotonic`.
+        The time is one of `time.monotonic`.
         """
         if size_bytes <= 0:
             return 0.0

@@ -28,13 +28,6 @@ class LocalCopy:
 
     A device copies everything by its local lane as soon as it is told to, so that training waits
     for the bus and not for checksums; threads of this copy's own seal what has come.
-
-    Args:
-        lanes: The device's, if the tensors are on one.
-        may_go_on: Called before each chunk; raises if the copy is to be broken off.
-
-    Attributes:
-        elapsed_s: Seconds spent so far.
     """
 
     def __init__(

@@ -131,11 +131,7 @@ class Replicator:
         return 0 if self._hook is None else self._hook.calls
 
     def end_iteration(self, version: int) -> bool:
-        """Go on to the next iteration, by another plan if it is time for one.
-
-        Returns:
-            Whether `version` is to be sent.
-        """
+        """Go on to the next iteration, maybe by another plan; return whether to send `version`."""
         record = None if self._hook is None else self._hook.begin_iteration()
         ended_s = time.time()
         if self.controller is None:
@@ -185,11 +181,7 @@ class Replicator:
     def follow(self, route: Route | None) -> None:
         """Send chunks by another route from the next version on; all ranks do it together.
 
-        Args:
-            route: The replicator closes it in the end; `None`: in the background.
-
-        Raises:
-            RuntimeError: A version is under way; `wait` for it first.
+        The replicator closes it in the end; without one, chunks leave in the background.
         """
         if self._under_way is not None and not self._under_way.done():
             raise RuntimeError("a version is under way on the route; wait for it before another")
@@ -255,12 +247,9 @@ class Replicator:
         return self._await()
 
     def _await(self) -> float:
-        """Wait until the version under way is whole on every rank.
+        """Return the seconds until the version under way is whole on every rank.
 
         One that is withheld is waited for until its bytes are where they are to be.
-
-        Returns:
-            Seconds spent waiting.
 
         Raises:
             ConfigError: Ranks are not where the others are.
@@ -424,12 +413,10 @@ class Replicator:
         return self._exchange_digests(version, buffers)
 
     def _meet(self, version: OutgoingVersion, carried: _Carried) -> str:
-        """Tell and hear what goes along with a version that is whole.
+        """Exchange what goes along with a version that is whole.
 
-        It is also a barrier: nobody begins to overwrite version v-1 before all have version v.
-
-        Returns:
-            Why shards are sent in full from here on, if they were not before.
+        It is also a barrier: nobody begins to overwrite version v-1 before all have version v. It
+        returns why shards are sent in full from here on, if they were not before.
         """
         differences = self._differences
         ours = [*version.place, self._mark(), *self._asked()]

@@ -123,11 +123,7 @@ def receive_copy(
     group: CheckpointGroup,
     lineage: Lineage,
 ) -> float:
-    """Receive and verify what `sender` sends by `send_copy`; then it is whole here too.
-
-    Returns:
-        Seconds spent on checksums.
-    """
+    """Receive and verify what `sender` sends by `send_copy`; return the seconds of checksums."""
     buffer = slab.begin(shard, version, lineage)
     digests = np.zeros(buffer.chunk_count(), np.int64)
     group.recv(torch.from_numpy(digests), sender)

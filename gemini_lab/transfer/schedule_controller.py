@@ -206,11 +206,7 @@ class ScheduleController:
         self._emit = emit
 
     def end_iteration(self, version: int, record: IterationRecord | None) -> bool:
-        """Go on to the next iteration, by another plan if it is time for one.
-
-        Returns:
-            Whether `version` is to be sent.
-        """
+        """Go on to the next iteration, maybe by another plan; return whether to send `version`."""
         for order in self._planner.end_iteration(record, self._replicator.take_marks()):
             self._obey(order)
         return self._planner.admit(version)

@@ -157,9 +157,6 @@ async def serve(
 
     Of too many that have not authenticated themselves, the oldest are ended: who knows the token
     needs a moment to say so.
-
-    Returns:
-        The server and its port.
     """
     strangers: dict[asyncio.StreamWriter, None] = {}  # in order
 

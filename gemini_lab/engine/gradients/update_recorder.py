@@ -123,11 +123,6 @@ class UpdateRecorder:
     A difference lies in its room as it travels: first the step, then gradients. It is that of the
     newest step, and stays true until the next one begins.
 
-    Attributes:
-        room: What travels; its size stays the same.
-        kind: The class of the optimizer.
-        is_on: Whether steps are recorded.
-
     Raises:
         UnsupportedError: Nobody could make this optimizer's steps again; says what to do instead.
         CapacityError: Memory is short.

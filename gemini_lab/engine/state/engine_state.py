@@ -143,13 +143,10 @@ class EngineState:
         return dict(small["extra"])
 
     def rehearse(self, room: Payload) -> None:
-        """Make a version, load it into what it was made of, and compare what is there then.
+        """Make a version in this room, load it into what it was made of, and compare.
 
         So what would not come back after a failure is refused before there is one. All ranks call
         it together, between two iterations. It changes nothing; data stay where they are.
-
-        Args:
-            room: Memory for a payload.
 
         Raises:
             UnsupportedError: Something does not come back as it was, here or on another rank.
@@ -247,12 +244,9 @@ class EngineState:
         return self._within_room(encode_framed(small)), heir.remarks
 
     def take_back(self, payload: Payload, *, with_data: bool) -> StateDict:
-        """Put a version of this very process back, at the top of the script's loop.
+        """Put a version of this process back at the loop's top; return its `extra`.
 
         All ranks call it together, each with its own shard of one version that was sealed there.
-
-        Returns:
-            What `capture_small` was given as `extra`.
         """
         small = small_state.unfold(decode_framed(payload))
         self._put_back(payload, small, with_data=with_data, in_place=True)
@@ -349,10 +343,9 @@ class EngineState:
         require_both("a client state", stored=small["client"], current=self.script.client_state)
 
     def _agree(self, verdict: JointOutcome, *, in_place: bool) -> bool:
-        """Go on if no rank failed. Ranks that know different orders of communication learn anew.
+        """Go on if no rank failed; return whether one has started again, and is before its loop.
 
-        Returns:
-            Whether any rank has started anew, and comes to the top of its loop later.
+        Ranks that know different orders of communication learn theirs again.
         """
         answers = verdict.agree(self.framework.learned_order(), int(in_place))
         orders = {order for order, _ in answers}

@@ -35,8 +35,7 @@ _COUNTS: Final = ("epoch", "iteration", "initial_seed")  # with which a sampler 
 class LoaderWatch:
     """Sees each batch that a loader is asked for; keeps the loader's position if nobody else does.
 
-    Args:
-        loader: Its next `iter` is watched, and all after it; those made before are not.
+    The loader's next `iter` is watched, and all after it; those made before are not.
     """
 
     def __init__(self, loader: Any) -> None:

@@ -53,10 +53,9 @@ class GradientSums:
         self._handles: list[RemovableHandle] = []
 
     def watch(self, *, drops: bool) -> None:
-        """Read every gradient from now on, after all other hooks that there are by now.
+        """Read every gradient from now on, after all other hooks that there are.
 
-        Args:
-            drops: Whether zeros without memory of their own go on in its place.
+        With `drops`, zeros without memory of their own go on in its place.
         """
         for weight, total in zip(self._weights, self._sums, strict=True):
             known: Any = weight  # its stubs have no types for this
@@ -110,11 +109,7 @@ class CallRecorder:
         self._is_on, self._calls, self._sums = True, [], None
 
     def end(self) -> tuple[bytes, int]:
-        """Record no more.
-
-        Returns:
-            What another rank needs to compute the same, and a checksum of what came out here.
-        """
+        """Return what another rank needs to compute the same, and a checksum of the result here."""
         self._is_on, self.was_called = False, bool(self._calls)
         digest = 0 if self._sums is None else self._sums.stop()
         now = list(self._framework.module.buffers())
@@ -178,14 +173,10 @@ def _keep_gradient(tensor: torch.Tensor, gradients: list[torch.Tensor | None]) -
 
 
 def gradients_again(framework: Framework, recorded: bytes) -> int:
-    """Return the checksum of the gradients of a recorded iteration, computed here.
+    """Return the checksum of a recorded iteration's gradients, computed here.
 
-    All ranks call it together, with as many calls of the model. Nothing of this rank's own
-    iteration is changed.
-
-    Args:
-        framework: Whose model; its weights are those of the recorded iteration.
-        recorded: What `Recorder.end` gave, on any rank.
+    All ranks call it together, with as many calls of the model, and with the weights of that
+    iteration. Nothing of this rank's own iteration is changed.
     """
     content = decode(recorded)
     module = framework.module

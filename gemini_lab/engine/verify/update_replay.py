@@ -54,11 +54,7 @@ class StepRecorder:
         self._is_on, self._steps = True, []
 
     def end(self) -> tuple[list[ReplayedStep], int]:
-        """Record no more.
-
-        Returns:
-            What went into it, and a checksum of what came out.
-        """
+        """Return what went into the recorded steps, and a checksum of what came out."""
         steps, self._steps, self._is_on = self._steps, [], False
         total = xxhash.xxh3_64()
         for step in steps:
