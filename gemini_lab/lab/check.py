@@ -439,7 +439,7 @@ class _Follower:
 
 
 def _reached(records: Records) -> int:
-    """The newest version that every rank has come to."""
+    """Return the newest version that every rank has reached."""
     newest = dict.fromkeys(range(records.ranks), 0)
     for one in records.all:
         if isinstance(one, StateSeen):
@@ -452,7 +452,7 @@ def _place(records: Records) -> str:
 
 
 def _differences(one: Records, other: Records, first: StateDifference) -> dict[str, float]:
-    """How far what differs is apart at the end, by name."""
+    """Return the largest difference of each piece at the end, by name."""
     files = [values_file(records.folder, first.rank) for records in (one, other)]
     if not all(file.exists() for file in files):
         return {}

@@ -55,13 +55,13 @@ class EventError(IntegrityError, ValueError):
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The entry as one line of JSON, without the line break."""
+    """Return the entry as one line of JSON, without the line break."""
     record = {"at_s": entry.at_s, "node": entry.node, **to_record(entry.event)}
     return msgspec.json.encode(record)
 
 
 def decode_entry(line: bytes | str) -> Entry:
-    """The entry that `encode_entry` wrote as `line`; its fields may be in any order.
+    """Return the entry that `encode_entry` wrote as `line`; its fields may be in any order.
 
     Raises:
         EventError: It is no such line; the message names the event and its field.
@@ -78,7 +78,7 @@ def decode_entry(line: bytes | str) -> Entry:
 
 
 def read_record(line: bytes | str) -> Record:
-    """The JSON object on a line of a log, whatever it says.
+    """Return the JSON object on a line of a log, whatever it says.
 
     Raises:
         EventError: It is none.
@@ -90,7 +90,7 @@ def read_record(line: bytes | str) -> Record:
 
 
 def entry_of(record: Record) -> Entry:
-    """The entry of a line's record.
+    """Return the entry of a line's record.
 
     Raises:
         EventError: As `decode_entry`.
@@ -107,7 +107,7 @@ def entry_of(record: Record) -> Entry:
 
 
 def to_record(event: AnyEvent) -> Record:
-    """The event as plain JSON values, its kind first.
+    """Return the event as plain JSON values, its kind first.
 
     Raises:
         EventError: It is a worker's and nobody said whose.
@@ -123,13 +123,13 @@ def _check_said(event: AnyEvent) -> None:
 
 
 def shifted(event: E, offset_s: float) -> E:
-    """The event with its moments, and nothing else, moved by `offset_s`."""
+    """Return the event with its moments, and nothing else, moved by `offset_s`."""
     moments = {name: getattr(event, name) + offset_s for name in moments_of(type(event))}
     return msgspec.structs.replace(event, **moments) if moments else event
 
 
 def moments_of(kind: type[Event]) -> tuple[str, ...]:
-    """Names of the fields of `kind` that are points in time, by their annotations."""
+    """Return the fields of `kind` that are annotated as points in time."""
     return _fields_marked(kind, "is_moment")
 
 
@@ -147,7 +147,7 @@ def _is_marked(hint: object, mark: str) -> bool:
 
 
 def is_odd(line: bytes) -> bool:
-    """Whether a log's line may have a text that `readable` changes; false for most, at no cost."""
+    """Return whether `readable` may change a text of a log's line; false for most, at no cost."""
     is_usual = line.isascii() and b"\\" not in line and b"\x7f" not in line
     return not is_usual and _ODD.search(line) is not None
 

@@ -448,7 +448,7 @@ class Iteration(OfWorker, frozen=True, kw_only=True, omit_defaults=True):
             msgspec.structs.force_setattr(self, "values", told)
 
     def value(self, name: str) -> float | None:
-        """The value that was logged as `name`, to the bit; `None` if there is none."""
+        """Return the value that was logged as `name`, to the bit; `None` if there is none."""
         number = self.values.get(name)
         return None if number is None else float(number)
 
@@ -677,7 +677,7 @@ class Collectives(OfWorker, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, calls: Iterable[Call], **said: Any) -> Self:
-        """The event of these calls, in the order of calling.
+        """Return the event of these calls, in the order of calling.
 
         Times are rounded to microseconds; `said` has the other fields.
         """

@@ -34,7 +34,7 @@ _LOGIN: Final = re.compile(rb'(?<=://)[^/@\s"]+@')
 
 
 def line_of(entry: Entry) -> bytes:
-    """The entry as one line of a log, without its secrets."""
+    """Return the entry as one line of a log, without its secrets."""
     if isinstance(entry.event, RunStarted):
         shown = tuple(hidden_arguments(entry.event.args))
         event = msgspec.structs.replace(entry.event, args=shown)
@@ -45,7 +45,7 @@ def line_of(entry: Entry) -> bytes:
 
 
 def hidden_arguments(args: Sequence[str]) -> list[str]:
-    """Arguments of a command: what follows `--api-key` or `API_KEY=` is hidden."""
+    """Hide what follows `--api-key` or `API_KEY=` in the arguments of a command."""
     shown, is_secret = [], False
     for arg in args:
         name, equals, _ = arg.partition("=")
@@ -102,7 +102,7 @@ class EventLog:
 
     @classmethod
     def taken_over(cls, path: Path) -> "EventLog":
-        """The log at `path`, to go on with in place of a writer that is gone.
+        """Return the log at `path`, to continue in place of a writer that is gone.
 
         It goes on in a copy that takes the file's name, so that a writer that is not gone after
         all (its machine had stopped, and went on) writes where nobody reads; what such a writer
@@ -251,7 +251,7 @@ def read_line(line: bytes) -> Entry | None:
 
 
 def read_log(path: Path, *, seen: Callable[[int], object] | None = None) -> Iterator[Entry]:
-    """The entries of the log at `path`; a last line that was cut short by a crash is left out.
+    """Yield the entries of the log at `path`, but for a last line that a crash cut short.
 
     `seen` is called with the bytes of each line before it is read.
 
@@ -282,7 +282,7 @@ def user_cache() -> Path:
 
 
 def require_log(path: Path) -> Path:
-    """`path`, if it is a log; that of a run that has said nothing yet is one, too.
+    """Return `path` if it is a log, be it empty.
 
     Raises:
         ConfigError: It is something else, or cannot be read.
@@ -312,13 +312,13 @@ def _is_event(line: bytes) -> bool:
 
 
 def _shown(line: bytes) -> str:
-    """The beginning of a line for people, whatever it is."""
+    """Return the beginning of a line for people, whatever it is."""
     text = line.rstrip(b"\r\n")
     return repr(f"{text[:40].decode(errors='replace')}{'...' if len(text) > 40 else ''}")
 
 
 def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
-    """The folder of a run.
+    """Return the folder of a run.
 
     `run` is its folder, the log in it, its name below `below`, or `"latest"` for the newest there.
 
@@ -348,7 +348,7 @@ def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
 
 
 def find_log(run: str, *, below: Path = RUNS_FOLDER) -> Path:
-    """The log of a run.
+    """Return the log of a run.
 
     `run` is as `find_run` takes it, or a log by any other name, such as a simulation's saved one.
 
@@ -366,7 +366,7 @@ LONGEST_LINE_BYTES: Final = 1 << 26
 
 
 def log_of(path: Path) -> Path:
-    """The log that is meant by a run's folder, or by the log itself."""
+    """Return the log that a run's folder, or the log itself, means."""
     return path / LOG_FILE if path.is_dir() else path
 
 

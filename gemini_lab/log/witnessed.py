@@ -66,7 +66,7 @@ class WitnessOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> "WitnessOrder | None":
-        """The order that this process was given; `None`: nobody checks it.
+        """Return the order that this process was given; `None` without a check.
 
         Raises:
             ConfigError: The variable has no order in it.
@@ -128,7 +128,7 @@ def append(file: Path, record: Record) -> None:
 
 
 def read(file: Path) -> list[Record]:
-    """A rank's records so far, in their order."""
+    """Return a rank's records so far, in their order."""
     try:
         lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -226,14 +226,14 @@ def compare_states(
 
 
 def differing_anywhere(one: Iterable[Record], other: Iterable[Record]) -> set[str]:
-    """The names of the pieces that are not the same in any state that both runs came to."""
+    """Return the pieces that differ in any state that both runs reached, by name."""
     left, right = _states(one), _states(other)
     both = left.keys() & right.keys()
     return {name for key in both for name in differing(left[key].digests, right[key].digests)}
 
 
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The names of the pieces that are not the same, in order; also of those that one lacks."""
+    """Return the names of the pieces that differ or that one lacks, in order."""
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
 

@@ -183,7 +183,7 @@ class BackgroundReader:
 
 
 def room(log: Path, folder: Path | None = None) -> tuple[float, float]:
-    """About how many bytes will be kept of a log, and how many are free where that is.
+    """Estimate the bytes that a log's saved state takes; return them with those that are free.
 
     Raises:
         OSError: The log, or the disk, cannot be looked at.

@@ -158,7 +158,7 @@ def busiest_sends(plan: RecoveryPlan) -> int:
 
 
 def _closed_groups(placement: Placement) -> Sequence[Sequence[int]]:
-    """Sets of positions between which no copy goes; all in one where it is not plain which."""
+    """Return sets of positions that exchange no copies; one set if that is not plain."""
     group_of = {p: number for number, group in enumerate(placement.groups) for p in group}
     same: Callable[[Sequence[int]], bool] = lambda kept: len({group_of.get(p) for p in kept}) == 1  # noqa: E731
     if len(group_of) == placement.nodes and all(map(same, placement.holders)):

@@ -112,7 +112,7 @@ The 256 faults of GPUs and their memory take the machine out, but its CPU memory
 
 
 def opt_175b() -> FailureRate:
-    """OPT-175B's: about 110 failures in two months on 992 A100 (124 machines), 1.48 % a day.
+    """Return OPT-175B's: 110 failures in two months on 992 A100 (124 machines), 1.48 % a day.
 
     The paper's section 2.1 counts them; it takes 1.5 % of the machines a day from them.
     """
@@ -123,7 +123,7 @@ def opt_175b() -> FailureRate:
 
 
 def llama_3() -> FailureRate:
-    """Llama 3 405B's, by component: 419 in 54 days on 2,048 machines of 8 GPUs."""
+    """Return Llama 3 405B's, by component: 419 in 54 days on 2,048 machines of 8 GPUs."""
     total = sum(count for _, count, _ in LLAMA_3_COUNTS)
     software = sum(count for _, count, kind in LLAMA_3_COUNTS if kind == "software")
     gpu = sum(count for _, count, kind in LLAMA_3_COUNTS if kind == "gpu")
@@ -146,7 +146,7 @@ def poisson_failures(
     racks: Sequence[str] | None = None,
     rack_per_day: float = 0.0,
 ) -> tuple[Outage, ...]:
-    """Independent failures at constant rates, nodes and racks each by themselves.
+    """Draw independent failures at constant rates, of nodes and of racks.
 
     Args:
         nodes: N.

@@ -82,7 +82,7 @@ def shadow(workload: Workload, *, shadow_nodes: int | None = None) -> Policy:
 
 
 def shrink(workload: Workload, *, replicas: int = 2) -> Policy:
-    """Goes on with the nodes that are left, without waiting for a replacement."""
+    """Return the policy that continues with the nodes left, and waits for no replacement."""
     replicas = min(replicas, workload.nodes)
     return Policy(
         name="Oobleck-like",
@@ -174,7 +174,7 @@ def gemini_lab_auto(
     repair_s: float | None = None,
     fits: int = MOST_COPIES,
 ) -> Policy:
-    """This system with `"replicas": "auto"`: two copies of each shard, more of those in danger.
+    """Return this system's with `"replicas": "auto"`: two copies of a shard, more in danger.
 
     Args:
         workload: The job.

@@ -161,7 +161,7 @@ def _drawn(spread: Spread, draw: random.Random) -> Spread:
 
 
 def _drawn_steps(steps: Sequence[Steps], draw: random.Random) -> tuple[Steps, ...]:
-    """Recoveries of one kind in one run, all by the same laws."""
+    """Draw recoveries of one kind in one run, all by the same laws."""
     laws = {name: _spread(steps, name).law(draw) for name in Steps.__slots__}
     return tuple(
         Steps(**{name: law.draw(draw) for name, law in laws.items()}) for _ in range(DRAWN)

@@ -96,7 +96,7 @@ class WhatIf:
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """Question and answer, in words."""
+        """Return questions and answers, in words."""
         chances = ", ".join(f"k = {k}: {p:.4%}" for k, p in self.recovery_probability.items())
         delay_s, every = self.schedule.delay_s, self.schedule.every_iterations
         return [

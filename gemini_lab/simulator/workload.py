@@ -186,7 +186,7 @@ class Workload:
 def _recovery_s(
     times: Times, detection_s: float | None, warm_up_s: float | None
 ) -> tuple[float, float]:
-    """Detection and warm-up: the log's means, or as given where it has no recovery."""
+    """Return detection and warm-up: the log's means, or as given if it has no recovery."""
     if any(times.recoveries.values()):
         if detection_s is not None or warm_up_s is not None:
             raise ConfigError(
@@ -204,7 +204,7 @@ def _recovery_s(
 
 
 def paper_workload(*, nodes: int = 16, standbys: int = 0) -> Workload:
-    """GPT-2 100B on p4d.24xlarge machines with a store of 20 Gbit/s (section 7.1).
+    """Return GPT-2 100B on p4d.24xlarge machines with a store of 20 Gbit/s (section 7.1).
 
     The iteration is the text's 62 s. The idle time of 10 s is read from Fig. 8; how it is cut
     into spans is not published: 28 % in the largest of six is fitted to what is known of Fig. 16's

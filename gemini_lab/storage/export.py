@@ -150,7 +150,7 @@ def _covers(runs: Sequence[tuple[int, int]], numel: int) -> bool:
 
 
 def _pieces(payload: memoryview, layout: ShardLayout) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Each run of a weight's elements in a shard: the weight, its first element, the elements."""
+    """Yield each run of a weight's elements in a shard: weight, first element, elements."""
     for piece in layout.pieces:
         if piece.state or piece.weight not in layout.weights:
             continue
@@ -235,7 +235,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def command(arguments: list[str]) -> int:
-    """`gemini-lab export [RUN] --to FILE`."""
+    """Run `gemini-lab export [RUN] --to FILE`."""
     options = parser().parse_args(arguments)
     done = export_weights(
         options.run,

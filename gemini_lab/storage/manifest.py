@@ -99,5 +99,5 @@ def _version_id(told: Content) -> VersionId:
 
 
 def _checksum(content: Content) -> str:
-    """Checksum of what a file says, however its JSON is spaced."""
+    """Return the checksum of what a file says, however its JSON is spaced."""
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())

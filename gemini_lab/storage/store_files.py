@@ -69,7 +69,7 @@ class StoreFiles:
         return shutil.disk_usage(self._root).free if self._is_local else None
 
     def make_folder(self, folder: str = "") -> None:
-        """It, and those above it, where they are not there."""
+        """Make a folder and those above it, unless they exist."""
         self._fs.makedirs(self._at(folder), exist_ok=True)
 
     def put(self, path: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:

@@ -68,7 +68,7 @@ class StoredShard:
         self.small: bytes = framed(self._longer(begin, end_bytes)[small_bytes:end_bytes])
 
     def parts(self, ranges: Sequence[Range]) -> Iterator[Part]:
-        """Parts of the payload that together hold these ranges of it, in order.
+        """Return parts of the payload that together hold these ranges, in order.
 
         Raises:
             IntegrityError: A bit of them is wrong.

@@ -43,7 +43,7 @@ def workload(layer_s: float) -> TimedWorkload:
 
 
 def bench(repeats: int) -> list[Row]:
-    """Iteration times with and without checkpoints, from much idle time to hardly any."""
+    """Measure iterations with and without checkpoints, from much idle time to hardly any."""
     with ready_lab(2) as lab:
         turns = [
             {
@@ -84,7 +84,7 @@ def rows(turns: Sequence[Turn]) -> list[Row]:
 
 
 def breaking_point(run: TimedRun) -> float | None:
-    """Idle time over checkpoint time at which the scheduler has something left over.
+    """Return idle time by checkpoint time at which the scheduler has something left over.
 
     All idle spans of the run's profile are shortened alike. `None` if its chunks do not fit even
     the profile as it is.
@@ -95,7 +95,7 @@ def breaking_point(run: TimedRun) -> float | None:
 
 
 def shortest(profile: Profile, plan: Callable[[Profile], ChunkSchedule]) -> float | None:
-    """To which share all idle spans can shrink before something is left over; by bisection.
+    """Bisect to which share all idle spans can shrink before something is left over.
 
     `None` where something is left over as it is.
     """
@@ -115,7 +115,7 @@ def shortest(profile: Profile, plan: Callable[[Profile], ChunkSchedule]) -> floa
 
 
 def crossing(points: Sequence[tuple[float, float]], level: float = FELT) -> float | None:
-    """The largest x at which the line through the points rises to `level`, coming from large x.
+    """Return the largest x at which the line through the points rises to `level`.
 
     `None` where no point reaches it.
     """

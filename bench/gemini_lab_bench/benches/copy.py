@@ -44,7 +44,7 @@ def bench(repeats: int) -> list[Row]:
 def memory_rows(
     repeats: int, *, payload_bytes: int = PAYLOAD_BYTES, chunk_bytes: int = CHUNK_BYTES
 ) -> list[Row]:
-    """Copying a shard into its slab, by one thread of one process: training has the others."""
+    """Copy a shard into its slab, by one thread of one process: training has the others."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     source, target = (torch.ones(payload_bytes, dtype=torch.uint8) for _ in range(2))
@@ -74,7 +74,7 @@ def memory_rows(
 def wire_rows(
     repeats: int, *, payload_bytes: int = PAYLOAD_BYTES, chunk_bytes: int = CHUNK_BYTES
 ) -> list[Row]:
-    """Exchanging shards between two processes, each sending its own and receiving the other's.
+    """Exchange shards between two processes, each sending its own and receiving the other's.
 
     Ours is a whole version: copied into the own slab, checksummed, sent, received into the peer's
     slab and committed on both. Bare Gloo sends the same chunks from memory to memory. Where the

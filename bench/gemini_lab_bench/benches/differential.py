@@ -84,7 +84,7 @@ def _runs(lab: Lab, link_bytes_per_s: float) -> dict[str, TimedRun]:
 
 
 def rows(turns: Sequence[Turn]) -> list[Row]:
-    """The bytes of a version, and at each point what checkpoints cost; then where they are felt.
+    """Return the bytes of a version, the cost of checkpoints at each point, where they are felt.
 
     Idle time is told as a multiple of the time that copies take the link for, in all rows. A run
     with gradients of which a counted version left in full says nothing of them, and is left out.

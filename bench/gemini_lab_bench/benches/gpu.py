@@ -218,7 +218,7 @@ def timed_iterations(
     iterations: int,
     counted: int,
 ) -> float:
-    """Median seconds of an iteration with `after` each update and `before` the next."""
+    """Return median seconds of an iteration with `after` each update and `before` the next."""
     times = []
     for _ in range(iterations):
         started_s = time.perf_counter()

@@ -94,7 +94,7 @@ def _median_s(spent: Sequence[Spent]) -> float:
 
 
 def bench(repeats: int) -> list[Row]:
-    """Iteration times with and without checkpoints; a ratio is that of turns next to each other."""
+    """Measure iterations with and without checkpoints; a ratio is that of adjacent turns."""
     with ready_lab(2) as lab:
         planned = partial(in_lab, lab, scheme="gemini", profile_iterations=PROFILE_ITERATIONS)
         background, blocking = partial(in_lab, lab), partial(in_lab, lab, scheme="blocking")
@@ -134,7 +134,7 @@ def in_turns(workload: TimedWorkload, way: Callable[[TimedWorkload], TimedRun]) 
 
 
 def compare(arms: dict[str, list[PairInTurns]], workload: TimedWorkload, *, name: str) -> list[Row]:
-    """Iteration times of each arm, and what they are beside plain torchrun's in the same turns.
+    """Return iteration times of each arm, and their ratio to plain torchrun's in the same turns.
 
     The processor time is what rank 0's process takes more of in an iteration: what no idle time of
     a network hides.

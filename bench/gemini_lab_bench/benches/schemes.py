@@ -39,7 +39,7 @@ SCHEMES: Final = ("none", "blocking", "naive", "interleaved", "gemini")
 
 
 def bench(repeats: int) -> list[Row]:
-    """Iteration times of the five schemes, in turn, and their ratios to none in the same turn."""
+    """Measure iterations of the five schemes in turn, and their ratios to none in the same turn."""
     with ready_lab(2) as lab:
         turns = [
             {scheme: in_lab(lab, WORKLOAD, scheme=scheme, **SETTINGS) for scheme in SCHEMES}
@@ -49,7 +49,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def rows(turns: Sequence[Mapping[str, TimedRun]]) -> list[Row]:
-    """For each scheme its times, its ratio to none, and what its schedule predicted.
+    """Return for each scheme its times, its ratio to none, and what its schedule predicted.
 
     A scheme that was refused, as naive is where its pieces exceed the buffer, ran in the background
     instead; its row says so and is no result of the scheme.
@@ -78,7 +78,7 @@ def _network_times(scheme: str, runs: Sequence[TimedRun]) -> dict[str, list[floa
 
 
 def _ratios(scheme: str, turns: Sequence[Mapping[str, TimedRun]]) -> dict[str, list[float]]:
-    """Iteration times as multiples of those without checkpoints, measured and predicted."""
+    """Return iteration times as multiples of those without checkpoints, measured and predicted."""
     if scheme == "none":
         return {}
     plans = [plan.schedule for turn in turns if (plan := turn[scheme].plan)]

@@ -99,7 +99,7 @@ def checkpoint_times(said: Sequence[Said]) -> list[float]:
 
 
 def iteration_times(said: Sequence[Said], *, every: int) -> list[float]:
-    """Rank 0's iterations that no checkpoint held up."""
+    """Return rank 0's iterations that no checkpoint held up."""
     ends = [one for one in said if one["what"] == "iteration" and one["rank"] == 0]
     return [
         after["at_s"] - before["at_s"]

@@ -109,6 +109,6 @@ def command(argv: list[str]) -> int:
 
 
 def status(figures: Sequence[Figure]) -> int:
-    """1 where a value is outside its figure's tolerance and no reason is known, else 0."""
+    """Return 1 if a value is outside its figure's tolerance without a known reason, else 0."""
     compared = [one for figure in figures for one in figure.comparisons()]
     return int(any(one.verdict == "OUTSIDE" for one in compared))

@@ -156,7 +156,7 @@ def _in_order(points: Iterable[Point]) -> list[Point]:
 
 
 def _spread(points: list[Point]) -> list[list[float]] | None:
-    """Lengths of the error bars below and above; `None` where no point has any."""
+    """Return the lengths of the error bars below and above; `None` if no point has any."""
     if all(point.low is None for point in points):
         return None
     ends = [
@@ -169,7 +169,7 @@ def _spread(points: list[Point]) -> list[list[float]] | None:
 
 
 def _bars(board: Board, figure: Figure) -> None:
-    """Groups of bars: one group a category, one bar a series and origin."""
+    """Draw groups of bars: one group a category, one bar a series and origin."""
     panel = _panel(board, figure)
     colours = _colours(figure)
     categories = list(dict.fromkeys(str(point.x) for point in figure.points))
@@ -268,7 +268,7 @@ def _value(panel: Axes, point: Point, x: float, *, is_upright: bool) -> None:
 
 
 def _timeline(board: Board, figure: Figure) -> None:
-    """Bars laid end to end, one line a category; the series are the steps."""
+    """Draw bars laid end to end, one line a category; the series are the steps."""
     lines = list(dict.fromkeys(str(point.x) for point in figure.points))
     colours = _colours(figure)
     panel = board.axes(44.0 * len(lines), right=WIDTH - 90, above=16, below=56)

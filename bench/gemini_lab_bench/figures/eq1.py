@@ -64,7 +64,7 @@ def figure() -> Figure:
 
 
 def rollback() -> int | None:
-    """The version of Fig. 1: checkpoints every 100 iterations that take 15, failure at 310."""
+    """Return the version of Fig. 1: a checkpoint every 100 iterations takes 15; failure at 310."""
     stream = Stream(every=100, delay_s=15.0)
     policy = Policy(name="Fig. 1", source="", assumptions="", persistent=stream, persistent_s=0.0)
     return TrainingSegment(version=0, iteration_s=1.0, policy=policy).newest_whole(stream, 310.0)

@@ -17,7 +17,7 @@ KNOWN = Known("Fig. 8's 2.5 s are 60 % of the link; Fig. 11 takes 85 %", -0.3, -
 
 
 def reduction(*, nodes: int, network_gbit_per_s: float, share: float = LINK_SHARE) -> float:
-    """All nodes send at once, each at its share of its link, against one store of 20 Gbit/s."""
+    """Return the ratio if all nodes send at their links' share, against one store of 20 Gbit/s."""
     return network_gbit_per_s * share * nodes / STORE_GBIT_PER_S
 
 

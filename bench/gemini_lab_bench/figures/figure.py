@@ -175,7 +175,7 @@ class Figure:
         return ("series", self.x_label, *self.origins, *judged)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Series, x, the shown values of each of `origins` side by side, errors and verdicts."""
+        """Return series, x, the shown values of `origins` side by side, errors and verdicts."""
         cells: dict[tuple[str, str], dict[str, list[str]]] = {}
         for point in self.points:
             x = point.x if isinstance(point.x, str) else f"{point.x:g}"
@@ -205,7 +205,7 @@ class Figure:
 
 
 def _placed(low: float, high: float, *, tolerance: float, known: Known | None) -> Verdict:
-    """Where errors from `low` to `high` lie; for a value without an interval both are the same."""
+    """Return where errors from `low` to `high` lie; both are the same without an interval."""
     if -tolerance <= low and high <= tolerance:
         return "within"
     if known is not None and known.low <= low and high <= known.high:

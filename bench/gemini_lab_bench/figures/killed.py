@@ -64,7 +64,7 @@ def ninth(record: Mapping[str, Any]) -> Figure:
 
 
 def _survived(strategy: str, row: Mapping[str, Any]) -> list[Point]:
-    """The share that memory survived, beside the exact chance and, where it tells, the paper's."""
+    """Return the share that memory survived, the exact chance and, if there is one, the paper's."""
     nodes, lost, losses = (row["settings"][key] for key in ("nodes", "lost_at_once", "losses"))
     exact = recovery_probability(plan_placement(nodes=nodes, strategy=strategy), lost)
     share = row["median"]
@@ -216,7 +216,7 @@ def _bare_s(rows: Mapping[str, Any], name: str) -> float:
 
 
 def _ratios(rows: Mapping[str, Any], name: str, paper: str) -> list[Point]:
-    """One system's: the paper's at as many iterations a failure, the formula's, the measured."""
+    """Return a system's ratios: the paper's at as many iterations, the formula's, the measured."""
     measured, formula = (
         rows[f"{name}: {what}"] for what in ("effective training time ratio", "by the formula")
     )

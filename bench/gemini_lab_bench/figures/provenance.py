@@ -11,7 +11,7 @@ PACKAGES: Final = ("numpy", "matplotlib")
 
 
 def note(figure: Figure) -> str:
-    """The same as one line below a figure, with its seeds and, before it, what measured it."""
+    """Return the same as a line below a figure, with its seeds and, before it, what measured it."""
     measured = f"Measured {figure.measured_with}. Drawn" if figure.measured_with else "Made"
     return f"{measured} with {_listed(made_with(PACKAGES, file=PACKAGE))}; seeds: {figure.seeds}."
 
@@ -54,7 +54,7 @@ def record(figures: Sequence[Figure]) -> dict[str, object]:
 
 
 def summary(figures: Sequence[Figure]) -> str:
-    """How many values lie where; which are known to differ and why; and which are outside."""
+    """Count where values lie; tell which are known to differ and why, and which are outside."""
     every = [one for figure in figures for one in figure.comparisons()]
     counts = Counter(one.verdict for one in every)
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())

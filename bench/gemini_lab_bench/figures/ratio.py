@@ -27,7 +27,7 @@ RANDOM: Final = {"HighFreq": Known(WHY, 0.0, 0.1), "Strawman": Known(WHY, 0.0, 0
 
 
 def linear(name: str, failures_per_day: float) -> float:
-    """The formula behind the paper's Fig. 15: no randomness, no failure during a recovery."""
+    """Compute the paper's Fig. 15: no randomness, no failure during a recovery."""
     ratio = {
         "Gemini": 1 - 9 * failures_per_day / MINUTES,
         "HighFreq": 480 / (480 + 80) - 26 * failures_per_day / MINUTES,
@@ -51,7 +51,7 @@ def points_at(
     seeds: int,
     software_share: float,
 ) -> tuple[list[Point], Interval]:
-    """Formula and simulation of the three policies at one rate of failures.
+    """Return formula and simulation of the three policies at one rate of failures.
 
     Returns:
         The points, and by how much the simulated ratio of Gemini is above HighFreq's: the mean of

@@ -21,7 +21,7 @@ class Floor(Peer):
         self._whole_s = 0.0
 
     def begin(self, step: int) -> None:  # noqa: ARG002 - there is only the newest
-        """Everything at once: what is measured is how long it takes, not how it is hidden."""
+        """Do everything at once: the bench measures how long it takes, not how it is hidden."""
         self._timed("memcpy", self._copy_state)
         self._timed("checksum", self._hash)
         self._timed("bare Gloo", self._exchange)

@@ -24,7 +24,7 @@ class CpuStateDict(BasicTensorAwareStateDict):  # type: ignore[misc]
         self._is_hollow = False
 
     def restore_tensor_device(self, non_blocking: bool = True) -> None:  # noqa: FBT001, FBT002
-        """They are where they belong."""
+        """Do nothing: tensors are where they belong."""
 
 
 class NvrxLocal(Peer):

@@ -33,7 +33,7 @@ class CloseConnections(inprocess.abort.Abort):  # type: ignore[misc]
         self.connections = OwnConnections()
 
     def __call__(self, state: Any) -> Any:
-        """NVRx calls it where a rank was lost, on a thread of its own."""
+        """Close the connections; NVRx calls this on a thread of its own when a rank is lost."""
         self.connections.cut()
         return state
 
@@ -41,7 +41,7 @@ class CloseConnections(inprocess.abort.Abort):  # type: ignore[misc]
 def wrapper(
     folder: Path, active: int, look_s: float | None, abort: CloseConnections
 ) -> inprocess.Wrapper:
-    """NVRx's, with ranks beyond `active` in reserve.
+    """Return NVRx's wrapper, with ranks beyond `active` in reserve.
 
     Args:
         folder: Takes what says which processes watch the ranks.

@@ -33,12 +33,12 @@ _POLL_S: Final = 0.02
 
 
 def ended_file(folder: Path, first_rank: int) -> Path:
-    """Takes a line for each iteration that a process ended: how many restarts were before, when."""
+    """Return the file with a line for each iteration that ended: restarts before it, and when."""
     return folder / f"ended-{first_rank}"
 
 
 def monitor_file(folder: Path, rank: int | str) -> Path:
-    """Has the number of the process with which NVRx watches a rank."""
+    """Return the file with the number of the process by which NVRx watches a rank."""
     return folder / f"monitor-{rank}"
 
 

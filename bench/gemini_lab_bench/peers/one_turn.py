@@ -228,7 +228,7 @@ def free_port() -> int:
 
 
 def family_bytes(roots: Iterable[int]) -> int:
-    """Proportional set size of the processes in `roots` and of all their descendants.
+    """Sum the proportional set size of `roots` and all their descendants.
 
     Memory that several of them map counts once. Where the system does not tell it, resident sizes
     are added up, which counts shared memory in each of them.
@@ -252,7 +252,7 @@ def _process_bytes(process: psutil.Process) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Size of all files below `folder`; those count not that go or move meanwhile."""
+    """Sum the size of all files below `folder`, without those that go or move meanwhile."""
     total = 0
     for where, _, names in os.walk(folder):  # unlike `rglob`, it bears folders that are renamed
         for name in names:

@@ -52,7 +52,7 @@ class Ours(Peer):
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """Views into the slab, once all their bytes were verified."""
+        """Return views into the slab, once all their bytes are verified."""
         started_s = time.perf_counter()
         copy = self._newest(self._slab)
         views = self._views(copy)
@@ -61,7 +61,7 @@ class Ours(Peer):
         return views
 
     def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
-        """Verified views into the slab, which is a node's agent's and outlives every worker."""
+        """Return verified views into the slab, which outlives every worker: the agent has it."""
         versions = [copy.version for copy in self._slab.copies() if copy.shard == lost]
         if not versions:
             return None

@@ -132,7 +132,7 @@ def _measured(record: PeerRecord, settings: dict[str, Any]) -> list[Row]:
 
 
 def _counted(found: Sequence[Findings], settings: dict[str, Any]) -> list[Row]:
-    """Flips of all turns together; torn tensors and lost saves of the worst."""
+    """Count flips of all turns; torn tensors and lost saves of the worst."""
     rows = []
     outcomes: dict[str, int] = {}
     for one in found:
@@ -193,7 +193,7 @@ def _beside_ours(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Peers by times, and by what may go wrong; then what each is, and what was not measured."""
+    """Return peers by times and by what may go wrong; what each is, and what was not measured."""
     lines = [*_grid(rows, tuple(TIMES)), "", *_grid(rows, COUNTS), "", *_legend(rows[0])]
     for peer in dict.fromkeys(row.settings["peer"] for row in rows):
         own = [row for row in rows if row.settings["peer"] == peer]

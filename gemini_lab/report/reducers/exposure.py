@@ -73,7 +73,7 @@ class Busy:
         self.count = 0  # calls in all of them
 
     def add(self, event: Collectives, *, until_s: float) -> None:
-        """Remember an iteration's collectives; where there are too many, the older half goes."""
+        """Add an iteration's collectives; if there are too many, drop the older half."""
         starts_us = tuple(accumulate(event.gaps_us))
         self.told.append(CallTimes(until_s, event.began_s, starts_us, event.durations_us))
         self.count += len(event.order)
