@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.launch.join import NO_TOKEN, WAIT_S, check_name, find_token
@@ -134,17 +134,17 @@ def config_of(options: LabOptions) -> LabConfig:
         ConfigError: A number is impossible, a name is none, or there are fewer hosts than nodes.
     """
     said: dict[str, Any] = {"folder": RUNS_FOLDER, **options}
-    for name, (kinds, words) in _KINDS.items():
-        if said.get(name) is not None and not isinstance(said[name], kinds):
-            raise ConfigError(f"{name}= is {kind_of(said[name])}; give {words}")
-        if isinstance(said.get(name), str | Path):
+    for name, option in _OPTIONS.items():
+        if said.get(name) is not None and not isinstance(said[name], option.kinds or object):
+            raise ConfigError(f"{name}= is {kind_of(said[name])}; give {option.words}")
+        if option.kinds and isinstance(said.get(name), str | Path):
             require_text(name, str(said[name]))
-    for name, read in _READERS.items():
+    for name, option in _OPTIONS.items():
         if said.get(name) is not None:
-            said[name] = read(said[name])
+            said[name] = option.read(said[name])
         else:
             said.pop(name, None)
-    if said.get("join") is not None and "token" not in said:
+    if "join" in said and "token" not in said:
         said["token"] = find_token(None)
     return LabConfig(**said)
 
@@ -175,22 +175,20 @@ def _rack(name: object) -> str:
     return str(name)
 
 
-_READERS: Final[Mapping[str, Callable[[Any], object]]] = {
-    "hosts": hosts_from,
-    "etcd": EtcdAddress.parse,
-    "folder": _folder,
-    "provider": lambda said: parse_provider(said) if isinstance(said, str) else said,
-    "racks": lambda racks: tuple(map(_rack, racks)),
-    "token": str,
-}
-"""Readers of the options that are no numbers; `None` is as good as none."""
+class _Option(NamedTuple):
+    """An option that is no number, as a user gives it; `None` is as good as none."""
 
-_KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "hosts": ((str, Path, Sequence), "names of hosts, or a hostfile's path"),
-    "etcd": ((str,), "host:port[,host:port...] as text"),
-    "folder": ((str, Path), "a path"),
-    "racks": ((Sequence,), "the rack of each node, in a list"),
-    "join": ((str,), "a name"),
-    "token": ((str,), "text"),
+    kinds: tuple[type, ...] = ()  # what it may be; none: it is not looked at
+    words: str = ""  # what an error tells the user to give
+    read: Callable[[Any], object] = lambda said: said
+
+
+_OPTIONS: Final[Mapping[str, _Option]] = {
+    "hosts": _Option((str, Path, Sequence), "names of hosts, or a hostfile's path", hosts_from),
+    "etcd": _Option((str,), "host:port[,host:port...] as text", EtcdAddress.parse),
+    "folder": _Option((str, Path), "a path", _folder),
+    "provider": _Option(read=lambda said: parse_provider(said) if isinstance(said, str) else said),
+    "racks": _Option((Sequence,), "the rack of each node, in a list", lambda r: (*map(_rack, r),)),
+    "join": _Option((str,), "a name"),
+    "token": _Option((str,), "text", str),
 }
-"""Types of the options that are no numbers, and what an error tells the user to give."""

@@ -5,21 +5,11 @@ import os
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 
 QUICKLY: Final = 1
 """How hard to compress: a log is read faster than a higher level could follow."""
 OWNERS: Final = 0o600
-
-
-class Blocks(Protocol):
-    """The storage that a pyramid writes to and reads from."""
-
-    def put(self, data: bytes) -> int:
-        """Keep bytes; the number under which they are found again."""
-
-    def get(self, number: int) -> bytes:
-        """Return the bytes that were stored under a number."""
 
 
 class FileBlocks:
@@ -115,18 +105,3 @@ def _opened(path: Path) -> tuple[BinaryIO, bool]:
 
 def _nameless() -> BinaryIO:
     return tempfile.TemporaryFile(prefix="gemini-lab-", buffering=0)
-
-
-class MemoryBlocks:
-    """Blocks in memory."""
-
-    def __init__(self) -> None:
-        self._blocks: list[bytes] = []
-
-    def put(self, data: bytes) -> int:
-        """Keep bytes; the number under which they are found again."""
-        self._blocks.append(data)
-        return len(self._blocks) - 1
-
-    def get(self, number: int) -> bytes:
-        return self._blocks[number]

@@ -232,7 +232,7 @@ def keep(reading: LogFollower, *, most_bytes: int = MOST_BYTES) -> bool:
     place = _place(feed.path, folder)
     blocks, pyramid = reading.run.blocks, reading.run.traffic.pyramid
     reading.kept = reading.run.count
-    if not isinstance(blocks, FileBlocks) or not blocks.is_lasting:
+    if not blocks.is_lasting:
         return False
     if pyramid is None or pyramid.trouble:  # with room for all of it, it will be read anew
         return False

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LogFeed
-from gemini_lab.report.blocks import FileBlocks, MemoryBlocks
+from gemini_lab.report.blocks import FileBlocks
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.traffic_bars import TrafficBars
@@ -138,7 +138,7 @@ class _Taker(pickle.Pickler):
         if isinstance(value, TrafficBars):
             return _NoTraffic, ()
         if isinstance(value, FileBlocks):
-            return MemoryBlocks, ()
+            return FileBlocks, ()
         return NotImplemented
 
 

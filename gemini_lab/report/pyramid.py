@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemini_lab.report.bars import LAYER, LAYERS, ROW, Rows, from_columns, in_columns
-from gemini_lab.report.blocks import Blocks
+from gemini_lab.report.blocks import FileBlocks
 
 FINER: Final = 4
 """Bins of one level in one of the next."""
@@ -177,7 +177,7 @@ class Pyramid:
     more and more coarsely, so that these never become many: the run is still there to be seen.
     """
 
-    def __init__(self, blocks: Blocks, *, full: int = FULL) -> None:
+    def __init__(self, blocks: FileBlocks, *, full: int = FULL) -> None:
         self._full = full
         self.end = 0  # how many bars there are
         self.changes = 0  # counts what was added

@@ -23,7 +23,7 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.log.file import LogFeed, name_of
 from gemini_lab.report.bars import BATCH
-from gemini_lab.report.blocks import Blocks, FileBlocks
+from gemini_lab.report.blocks import FileBlocks
 from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers import seconds
 from gemini_lab.report.reducers.copies import Copies
@@ -113,7 +113,7 @@ class RunReducer:
     """
 
     def __init__(
-        self, *, name: str = "", keep: Keep = FOR_DASHBOARD, blocks: Blocks | None = None
+        self, *, name: str = "", keep: Keep = FOR_DASHBOARD, blocks: FileBlocks | None = None
     ) -> None:
         self.count = 0
         self.unread = 0  # those among them that made no sense, and lines that were no events

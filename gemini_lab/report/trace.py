@@ -12,44 +12,16 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, to_record
 from gemini_lab.report.reducers.nodes import Nodes
 
-MOMENTS: Final = (
-    events.NodeJoined,
-    events.NodeLost,
-    events.NodeExcluded,
-    events.NodeLeaving,
-    events.DrainWaiting,
-    events.NodeDrained,
-    events.NodeAiling,
-    events.RankSlow,
-    events.ResizeWanted,
-    events.ResizeWaiting,
-    events.Resized,
-    events.ResizeRefused,
-    events.ReplicasPlaced,
-    events.ReplicasShort,
-    events.LinkCut,
-    events.RootElected,
-    events.Injected,
-    events.WorkerExited,
-    events.WorkerHung,
-    events.Rewound,
-    events.RewindFailed,
-    events.WrongSums,
-    events.RecoveryStarted,
-    events.RecoveryPlanned,
-    events.RecoveryWaiting,
-    events.RecoveryFinished,
-    events.ReplicaRejected,
-    events.VersionRejected,
-    events.PersistFailed,
-    events.RunStarted,
-    events.RunFinished,
-    events.RunFailed,
-    events.Unprotected,
-    events.UpdatesUnkept,
-    events.Note,
+UNDRAWN: Final = (
+    events.LogOpened,
+    events.Protected,
+    events.IterationBegun,
+    events.Iteration,
+    events.SumsVerified,
+    events.Profiled,
+    events.StacksTaken,
 )
-"""What has no length and is drawn as a moment."""
+"""Events without a length that are no moments: each iteration has them, or they are long texts."""
 Record = dict[str, Any]
 """JSON values, as the format has them."""
 
@@ -103,7 +75,7 @@ class Trace:
             case events.PersistFinished():
                 start_s, name = at_s - event.duration_s, f"version {event.version}"
                 self._slice(node, "persistent tier", name, start_s, at_s, args=_args(event))
-            case _ if isinstance(event, MOMENTS):
+            case _ if not isinstance(event, UNDRAWN):
                 self._moment(at_s, node, event)
 
     def names(self) -> Iterator[Record]:

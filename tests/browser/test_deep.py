@@ -10,7 +10,7 @@ pytest.importorskip("panel", reason="panel is not installed")
 from gemini_lab_widgets.save import standalone_html
 
 from gemini_lab.report.bars import BATCH, Kind
-from gemini_lab.report.blocks import MemoryBlocks
+from gemini_lab.report.blocks import FileBlocks
 from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.traffic_bars import TrafficBars
@@ -19,7 +19,7 @@ from gemini_lab.report.reducers.traffic_bars import TrafficBars
 @pytest.fixture(scope="module")
 def traffic() -> TrafficBars:
     """Two nodes that send half of each second, and of which the newest bars alone are at hand."""
-    made = TrafficBars(Nodes(), limit=BATCH, pyramid=Pyramid(MemoryBlocks()))
+    made = TrafficBars(Nodes(), limit=BATCH, pyramid=Pyramid(FileBlocks()))
     made.lanes += ["node-0", "node-1"]
     made.costs_s += [0.0, 0.0]
     made.origin_s = 0.0

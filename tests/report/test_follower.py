@@ -15,6 +15,7 @@ from gemini_lab.log.events import Iteration
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.report import follower
 from gemini_lab.report.bars import BATCH, Kind
+from gemini_lab.report.blocks import FileBlocks
 from gemini_lab.report.follower import BackgroundReader, LogFollower, keep, opened, reopened
 from gemini_lab.report.pyramid import FULL
 
@@ -174,7 +175,7 @@ def test_what_finds_no_room_leaves_nothing_half_written(log, cache):
 
 
 def test_a_disk_without_room_leaves_the_newest_bars_and_all_others_coarsely(tmp_path):
-    class Full:
+    class Full(FileBlocks):
         def put(self, _):
             raise OSError(28, "no space left on device")
 

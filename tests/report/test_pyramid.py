@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemini_lab.report.bars import LAYER, Bars, Kind
-from gemini_lab.report.blocks import MemoryBlocks
+from gemini_lab.report.blocks import FileBlocks
 from gemini_lab.report.pyramid import BRIEFEST_S, NO_ROWS, Pyramid
 
 LANES = 3
@@ -56,7 +56,7 @@ def covered_by(rows, covered, row_of):
 def test_any_window_is_covered_as_by_the_bars_themselves(told, late, from_s, span_s, least_bins):
     """Also those that have not been added yet, and with little blocks, so that levels are many."""
     *parts, fresh = split([*told, late]) if late else [*split(told), NO_ROWS]
-    made = Pyramid(MemoryBlocks(), full=16)
+    made = Pyramid(FileBlocks(), full=16)
     for part in parts:
         made.append(part)
     row_of = np.array([0, 1, 0])
@@ -74,7 +74,7 @@ def test_any_window_is_covered_as_by_the_bars_themselves(told, late, from_s, spa
 @settings(max_examples=25)
 @given(batches, moments, st.floats(0, 1500))
 def test_any_window_holds_the_very_bars_that_touch_it(told, from_s, span_s):
-    made = Pyramid(MemoryBlocks())
+    made = Pyramid(FileBlocks())
     parts = split(told)
     for part in parts:
         made.append(part)
@@ -87,7 +87,7 @@ def test_any_window_holds_the_very_bars_that_touch_it(told, from_s, span_s):
     assert made.count(from_s, from_s + span_s) >= len(wanted)
 
 
-class Filling(MemoryBlocks):
+class Filling(FileBlocks):
     """Takes so many blocks."""
 
     def __init__(self, room):

@@ -200,7 +200,7 @@ def test_it_is_told_when_nodes_were_gone_and_came_back():
     lost = [event("node_lost", at_s, name="node-1", cause="lease") for at_s in (1.0, 1.5)]
     joined = [event("node_joined", at_s, name="node-1") for at_s in (3.0, 3.5)]
     traffic = told(*lost, *joined, event("node_lost", 5.0, name="node-2", cause="lease"))
-    assert traffic.comings == [
+    assert traffic.nodes.comings == [
         (1.0, "node-1", False),
         (3.0, "node-1", True),
         (5.0, "node-2", False),

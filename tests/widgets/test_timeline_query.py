@@ -7,7 +7,7 @@ from gemini_lab_widgets.timeline import MOST_BARS, Pump, TimelineQuery, seen
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.report.bars import BATCH, LAYERS, ROW_BYTES, Kind
-from gemini_lab.report.blocks import MemoryBlocks
+from gemini_lab.report.blocks import FileBlocks
 from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.traffic_bars import TrafficBars
@@ -18,7 +18,7 @@ ASKED = {"number": 3, "from_s": 10.0, "to_s": 20.0, "bins": 10, "rows": [0, 1], 
 @pytest.fixture(scope="module")
 def traffic():
     """Two nodes, a collective of half a second each second; the newest batch alone in memory."""
-    made = TrafficBars(Nodes(), limit=2 * BATCH, pyramid=Pyramid(MemoryBlocks()))
+    made = TrafficBars(Nodes(), limit=2 * BATCH, pyramid=Pyramid(FileBlocks()))
     made.lanes += ["node-0", "node-1"]
     made.origin_s = 0.0
     for number in range(3 * BATCH + 10):

@@ -86,7 +86,7 @@ def standalone_html(
         "lanes": traffic.lanes,
         "names": traffic.names,
         "racks": traffic.racks,
-        "comings": traffic.comings,
+        "comings": traffic.nodes.comings,
         "costs_s": [round(cost_s, 3) for cost_s in traffic.costs_s],
         "marks": [asdict(mark) for mark in traffic.marks],
     }

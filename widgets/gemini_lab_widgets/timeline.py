@@ -256,7 +256,7 @@ class Pump:
             meta["costs_s"] = [round(cost_s, 3) for cost_s in traffic.costs_s]
         if self._is_fresh or self._changes != traffic.changes:
             meta["marks"] = [asdict(mark) for mark in traffic.marks]
-            meta["comings"] = traffic.comings
+            meta["comings"] = traffic.nodes.comings
         self._row, self._lanes, self._names = end, len(traffic.lanes), len(traffic.names)
         self._changes, self._is_fresh = traffic.changes, False
         self._sent_moment_s = self._moment_s

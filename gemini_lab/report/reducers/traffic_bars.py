@@ -138,11 +138,6 @@ class TrafficBars:
         """The rack of each lane's node; empty where the log does not say."""
         return [self._rack_of.get(node, "") for node in self.lanes]
 
-    @property
-    def comings(self) -> list[tuple[float, str, bool]]:
-        """When a node was gone, or came back: the moment, its name, whether it is there then."""
-        return self.nodes.comings
-
     def _settle(self, rows: Rows) -> None:
         if self.pyramid is not None:
             self.pyramid.append(rows)
