@@ -217,7 +217,7 @@ def _begin(
     session.on_finish = made.finish
     if witness is not None:
         witness.is_early = lambda: made.is_early
-        witness.watch_evaluations()
+        witness.watch_passes()
         session.on_finish = _in_turn(witness.end_script, made.finish)
         for watch in state.script.watches[:1]:
             watch.on_over = _in_turn(watch.on_over, partial(witness.reach, "batches over"))

@@ -80,6 +80,7 @@ class Witness:
         self._seen: set[tuple[PlaceName, int]] = set()
         self._is_to_be_read = True  # the state, where this iteration ends
         self._loops = 0
+        self._passes = 0  # with gradients, since the last update
         self.is_early: Callable[[], bool] = lambda: False
 
     @property
@@ -132,6 +133,7 @@ class Witness:
     def end_update(self) -> None:
         """Expect another state at the iteration's end."""
         self._is_to_be_read = True
+        self._passes = 0
 
     def begin_loop(self) -> None:
         """Record a further loop of the script."""
@@ -144,19 +146,37 @@ class Witness:
         self.end_iteration(is_end=True)
         self.reach("script over")
 
-    def watch_evaluations(self) -> None:
-        """Record passes without gradients, of the model as a whole or of the one inside DDP."""
+    def watch_passes(self) -> None:
+        """Record evaluations, an iteration's second pass, and the moment between two steps.
+
+        An evaluation is a pass without gradients, also of the model inside DDP alone.
+        """
+        engine = self._engine
+        models = engine.models if isinstance(engine, TorchEngine) else [engine.module]
 
         @uncompiled
-        def before_forward(*_: object) -> None:
-            if not torch.is_grad_enabled() and self.version and not is_trial():
-                self.reach("evaluation")
+        def before_forward(module: nn.Module, *_: object) -> None:
+            if is_trial():
+                return
+            if not torch.is_grad_enabled():
+                if self.version:
+                    self.reach("evaluation")
+            elif any(module is one for one in models):
+                self._passes += 1
+                if self._passes > 1:
+                    self.reach("second pass")
 
-        engine = self._engine
-        for module in engine.models if isinstance(engine, TorchEngine) else [engine.module]:
+        @uncompiled
+        def before_step(*_: object) -> None:
+            if isinstance(engine, TorchEngine) and engine.is_within_update:
+                self.reach("between steps")
+
+        for module in models:
             inside = module.module if isinstance(module, DistributedDataParallel) else module
             for one in {module, inside} if not hasattr(inside, "_orig_mod") else {module}:
                 one.register_forward_pre_hook(before_forward, prepend=True)
+        for optimizer in engine.optimizers if isinstance(engine, TorchEngine) else ():
+            optimizer.register_step_pre_hook(before_step)
 
     # -- the state ---------------------------------------------------------------------------------
 

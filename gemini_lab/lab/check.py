@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
 from gemini_lab.errors import ConfigError, RunFailedError
-from gemini_lab.injector.failures import NodeLoss, WorkerCrash
+from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
@@ -426,7 +426,8 @@ class _Follower:
                 self._tell(f"  {kill}")
                 place = f"rank-{kill.rank}"
                 with suppress(ConfigError):  # it may be over
-                    self._run.inject(NodeLoss(place) if kill.loses_node else WorkerCrash(place))
+                    node = RootLoss() if kill.is_at_root else NodeLoss(place)
+                    self._run.inject(node if kill.loses_node else WorkerCrash(place))
         while self._back:
             event = self._back.pop(0)
             took = format_seconds(event.duration_s)

@@ -7,6 +7,7 @@ stands still at its place, because a kill from outside strikes at no exact place
 """
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,15 @@ GENERATOR: Final = "generator "
 HANDED_OVER: Final = ("client_state", "also[")
 """How the names begin of what a script hands over to `protect`."""
 PlaceName = Literal[
-    "update", "forward", "batches over", "evaluation", "loop begins", "loop over", "script over"
+    "update",
+    "forward",
+    "second pass",
+    "between steps",
+    "batches over",
+    "evaluation",
+    "loop begins",
+    "loop over",
+    "script over",
 ]
 PLACES: Final[Mapping[PlaceName, str]] = {
     "batches over": "after iteration {done}, when the epoch had no batch left",
@@ -34,7 +43,9 @@ PLACES: Final[Mapping[PlaceName, str]] = {
     "loop begins": "before the next loop, after iteration {done}",
     "script over": "at the script's end, after iteration {done}",
     "forward": "in iteration {next}",
+    "second pass": "in the second forward pass of iteration {next}",
     "update": "at the update of iteration {next}",
+    "between steps": "between two optimizers' steps of iteration {next}",
 }
 """The places of one version, in the order in which a script comes to them, with words for users."""
 
@@ -47,11 +58,12 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     version: int  # updates that are done there
     rank: int  # whose script
     loses_node: bool = False  # whether its whole node is killed
+    is_at_root: bool = False  # whether that is the root agent's node, wherever the rank runs
 
     def __str__(self) -> str:
-        what = "node of rank" if self.loses_node else "rank"
+        node = "the root agent's node" if self.is_at_root else f"node of rank {self.rank}"
         where = PLACES[self.place].format(done=self.version, next=self.version + 1)
-        return f"{what} {self.rank} killed {where}"
+        return f"{node if self.loses_node else f'rank {self.rank}'} killed {where}"
 
 
 class WitnessOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,27 +256,30 @@ def _states(records: Iterable[Record]) -> dict[tuple[int, bool, int], StateSeen]
 
 
 def choose_kills(records: Sequence[Record], *, iterations: int, most: int) -> tuple[Kill, ...]:
-    """Draw the places of the next run's kills from those that an undisturbed run reached.
+    """Return the next run's kills, at places that an undisturbed run reached.
 
-    Each kind of place has one kill, in different epochs where there are several, for a place that
-    is done again with another one proves less. What comes first in the list below is kept where
-    there are more kinds than kills.
+    Each kind of place has one kill, in different epochs if there are several, because a place that
+    is done again with another one proves less. Ranks take turns, because those of a pipeline
+    differ. If there are more kinds than kills, those that come first in the list below are kept.
     """
     seen = [one for one in records if isinstance(one, PlaceSeen) and one.version <= iterations]
     steps = sorted({one.version for one in seen if one.place == "update"} - {iterations})
     ends = sorted({one.version for one in seen if one.place == "batches over"})
     if not steps:
         return ()
-    taken: set[int] = set()
-    chosen: list[tuple[PlaceName, int, bool]] = []
+    chosen: list[Kill] = []
 
-    def take(place: PlaceName, versions: Iterable[int], *, loses_node: bool = False) -> None:
+    def take(place: PlaceName, versions: Iterable[int], **loses: bool) -> None:
         there = [one for one in versions if any((s.place, s.version) == (place, one) for s in seen)]
-        apart = [one for one in there if one not in taken] or there
-        if apart:
-            version = apart[0]
-            taken.add(version)
-            chosen.append((place, version, loses_node))
+        if loses:
+            # A rank may be an iteration ahead of another one, so nodes that are to be lost at
+            # neighbouring versions could be lost at once, and both copies of a shard with them.
+            lost = [kill.version for kill in chosen if kill.loses_node]
+            there = [one for one in there if all(abs(one - other) > 1 for other in lost)]
+        taken = {kill.version for kill in chosen}
+        if there:
+            version = next((one for one in there if one not in taken), there[0])
+            chosen.append(Kill(number=0, place=place, version=version, rank=0, **loses))
 
     def around(version: int) -> list[int]:
         return sorted(steps, key=lambda one: abs(one - version))
@@ -275,20 +290,24 @@ def choose_kills(records: Sequence[Record], *, iterations: int, most: int) -> tu
     take("forward", around(middle))
     take("evaluation", later)
     take("batches over", later)
+    take("second pass", around(middle))
     take("loop begins", later)
     take("forward", around(2 * steps[-1] // 3), loses_node=True)
+    take("between steps", around(steps[-1] // 3), loses_node=True)
+    take("forward", around(steps[-1] // 2), loses_node=True, is_at_root=True)
     take("update", steps[::-1])
     take("script over", later[::-1])
     take("loop over", later[::-1])
     turn = list(PLACES)
-    kept = sorted(chosen[:most], key=lambda one: (one[1], turn.index(one[0])))
-    return tuple(
-        Kill(
-            number=number,
-            place=place,
-            version=version,
-            rank=max(s.rank for s in seen if (s.place, s.version) == (place, version)),
-            loses_node=loses_node,
-        )
-        for number, (place, version, loses_node) in enumerate(kept, 1)
-    )
+    kept = sorted(chosen[:most], key=lambda kill: (kill.version, turn.index(kill.place)))
+    struck: Counter[int] = Counter()
+    kills = []
+    for number, kill in enumerate(kept, 1):
+        there = (kill.place, kill.version)
+        ranks = [one.rank for one in seen if (one.place, one.version) == there]
+        # The last rank is of a pipeline's last stage, whose backward passes have begun by then.
+        is_last = kill.place == "second pass"
+        rank = max(ranks, key=lambda one: (0 if is_last else -struck[one], one))
+        struck[rank] += 1
+        kills.append(msgspec.structs.replace(kill, number=number, rank=rank))
+    return tuple(kills)

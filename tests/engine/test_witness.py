@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.engine.witness import Witness, _of_partitions, digest_of
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer
+from gemini_lab.engine.witness import Witness, WitnessedSteps, _of_partitions, digest_of
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import Iteration, IterationBegun
 from gemini_lab.log.witnessed import (
@@ -189,6 +189,52 @@ def test_whole_weights_that_an_evaluation_leaves_are_the_state_that_shards_are(t
         assert {name: digest_of(value) for name, value in looks._pieces()} == before
     finally:
         dist.destroy_process_group()
+
+
+class Quiet:
+    """A hook that does nothing."""
+
+    counts, remarks = True, ()
+
+    def begin_forward(self):
+        pass
+
+    before_writing = begin_forward
+
+    def before_update(self):
+        return 0.0
+
+    def after_update(self, waited_s):
+        pass
+
+
+def test_a_schedules_second_pass_and_the_moment_between_two_steps_are_places(tmp_path):
+    """Each is told in the iteration in which it is; a pass without gradients is none."""
+    models = [nn.Linear(4, 4), nn.Linear(4, 1)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    engine = TorchEngine(models, optimizers)
+    looks = Witness(WitnessOrder(folder=str(tmp_path), iterations=9), engine, epoch=lambda: 1)
+    hook_optimizer(engine, WitnessedSteps(looks, Quiet()))
+    looks.watch_passes()
+    for passes in (1, 2):
+        for _ in range(passes):
+            models[1](models[0](torch.ones(2, 4))).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        with torch.no_grad():
+            models[0](torch.ones(2, 4))
+    told = [one for one in read(records_file(tmp_path, 0)) if isinstance(one, PlaceSeen)]
+    assert [(one.place, one.version) for one in told] == [
+        *(("forward", 0), ("second pass", 0), ("update", 0), ("between steps", 0)),
+        *(("evaluation", 1), ("forward", 1), ("second pass", 1), ("update", 1)),
+        *(("between steps", 1), ("evaluation", 2)),
+    ]
+
+
+def test_one_model_with_one_pass_and_one_optimizer_has_neither(trained):
+    _, records, _ = trained("steps")
+    told = {one.place for one in records if isinstance(one, PlaceSeen)}
+    assert told.isdisjoint({"second pass", "between steps"})
 
 
 def witness(folder, *kills):

@@ -1,5 +1,7 @@
 """What runs under a check say of themselves: where they are killed next, and what differs."""
 
+from itertools import pairwise
+
 import pytest
 
 from gemini_lab.errors import ConfigError
@@ -24,9 +26,9 @@ def seen(place: str, *versions: int, rank: int = 1) -> list[PlaceSeen]:
     return [PlaceSeen(place=place, version=one, rank=rank, epoch=1) for one in versions]
 
 
-def steps(total: int) -> list[PlaceSeen]:
+def steps(total: int, *, rank: int = 1) -> list[PlaceSeen]:
     """A loop of one rank."""
-    return [*seen("forward", *range(total)), *seen("update", *range(total))]
+    return [*seen("forward", *range(total), rank=rank), *seen("update", *range(total), rank=rank)]
 
 
 def places(kills) -> list[tuple[str, int]]:
@@ -36,25 +38,49 @@ def places(kills) -> list[tuple[str, int]]:
 def test_each_kind_of_place_of_a_run_is_killed_at_in_the_order_in_which_it_comes():
     log = [
         *steps(24),
+        *seen("second pass", *range(24)),
+        *seen("between steps", *range(24)),
         *seen("batches over", 8, 16, 24),
         *seen("evaluation", 8, 16, 24, rank=0),
         *seen("loop over", 24),
         *seen("script over", 24),
     ]
-    kills = choose_kills(log, iterations=24, most=9)
+    kills = choose_kills(log, iterations=24, most=12)
     assert {place for place, _ in places(kills)} == {*PLACES} - {"loop begins"}
     assert [kill.version for kill in kills] == sorted(kill.version for kill in kills)
     assert [kill.number for kill in kills] == list(range(1, len(kills) + 1))
     assert places(kills)[0] == ("update", 0)  # right after `protect`
     middles = [kill.version for kill in kills if kill.place == "forward"]
     assert 8 < middles[0] < 16  # in the second epoch
-    assert [kill.place for kill in kills if kill.loses_node] == ["forward"]
+    nodes = [kill for kill in kills if kill.loses_node]
+    assert [kill.place for kill in nodes] == ["between steps", "forward", "forward"]
+    assert [kill.is_at_root for kill in nodes] == [False, True, False]
     assert ("update", 23) in places(kills)
     # Where an epoch ends and where it is evaluated are proven in epochs of their own.
     ends = dict(places(kills))
     assert ends["batches over"] != ends["evaluation"]
     (evaluated,) = [kill for kill in kills if kill.place == "evaluation"]
     assert evaluated.rank == 0  # which alone evaluates
+
+
+@pytest.mark.parametrize("iterations", range(6, 25))
+def test_two_nodes_are_never_killed_at_neighbouring_versions(iterations):
+    """A rank may be an iteration ahead: both nodes could be gone at once, and a shard with them."""
+    log = [*steps(iterations), *seen("between steps", *range(iterations))]
+    kills = choose_kills(log, iterations=iterations, most=12)
+    lost = [kill.version for kill in kills if kill.loses_node]
+    assert len(lost) >= 2
+    assert all(later - former > 1 for former, later in pairwise(lost))
+
+
+def test_ranks_take_turns_and_a_pipelines_last_stage_is_killed_amid_its_schedule():
+    log = [one for rank in range(4) for one in steps(14, rank=rank)]
+    log += [one for rank in range(4) for one in seen("second pass", *range(14), rank=rank)]
+    log += [*seen("batches over", 8, rank=0), *seen("script over", 14, rank=1)]
+    kills = choose_kills(log, iterations=14, most=12)
+    assert {kill.rank for kill in kills} == {*range(4)}
+    assert [kill.rank for kill in kills if kill.place == "second pass"] == [3]
+    assert [kill.rank for kill in kills if kill.place == "batches over"] == [0]
 
 
 def test_a_second_loop_has_a_kill_before_it_begins():
