@@ -366,6 +366,32 @@ def test_ranks_that_differ_come_in_whole_models_and_go_with_a_node(tmp_path, scr
     assert found == pytest.approx(whole, rel=1e-5)
 
 
+ROOM = 2**20 + 2**16
+"""Bytes that a rank's counters, generators and position in the data may take."""
+
+
+def test_a_2d_jobs_state_is_kept_once_for_each_copy_and_leaves_once_for_each_peer(lab, script):
+    """Rows replicate norms, and data-parallel ranks nothing: no tensor is kept by two shards."""
+    wide = ("LENGTH, BATCH = 64, 32,", "LENGTH, BATCH = 64, 256,")
+    run = train(lab, script(example("train_2d.py", wide))).wait(200)
+    told = [one.event for one in read_log(run.log) if one.kind == "protected"]
+    shards = {one.rank: one.shard_bytes for one in told}
+    (placement,) = (one.placement for one in told if one.placement is not None)
+    assert (len(shards), placement.replicas) == (4, 2)
+    weights = 2 * 64 * 256 + 2 * (2 * 4 * 256 * 256 + 7 * 256) + 2 * 256
+    state = 3 * 4 * weights  # AdamW keeps two moments beside each weight
+    assert state <= sum(shards.values()) <= state + 4 * ROOM
+    kept = sum(shards[shard] for node in range(4) for shard in placement.kept_by(node))
+    assert kept == 2 * sum(shards.values())
+    sent = {}
+    for one in read_log(run.log):
+        if one.kind == "version_complete":
+            sent.setdefault(one.event.version, {})[one.event.rank] = one.event.sent_bytes
+    whole = [each for each in sent.values() if len(each) == 4]
+    assert len(whole) >= STEPS - 2
+    assert all(each == shards for each in whole)
+
+
 UNLIKE = """
 import torch
 import torch.distributed as dist

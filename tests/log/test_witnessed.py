@@ -106,6 +106,20 @@ def test_what_lies_behind_the_last_iteration_is_no_place_to_kill():
     assert max(kill.version for kill in kills) < 10
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "rank 2 killed between two optimizers' steps of iteration 6"),
+        ({"loses_node": True}, "node of rank 2 killed between"),
+        ({"loses_node": True, "is_at_root": True}, "the root agent's node killed between"),
+    ],
+    ids=["rank", "node", "root"],
+)
+def test_a_kill_says_what_is_killed_and_where(more, said):
+    kill = Kill(number=1, place="between steps", version=5, rank=2, **more)
+    assert str(kill).startswith(said)
+
+
 def test_nothing_is_killed_where_nothing_trains():
     assert choose_kills(seen("script over", 0), iterations=10, most=8) == ()
 
