@@ -210,10 +210,11 @@ def test_what_could_not_be_put_back_is_refused_with_the_way_out(wrap, make, word
         framework(model, make(model))
 
 
+@pytest.mark.usefixtures("group")
 def test_models_in_ddp_over_different_ranks_are_refused():
     groups = [dist.new_group([0]) for _ in range(2)]
     models = [DistributedDataParallel(nn.Linear(2, 2), process_group=group) for group in groups]
-    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+    optimizers = [sgd(model) for model in models]
     with pytest.raises(UnsupportedError, match="in DDP over different ranks.*; wrap all of them"):
         TorchEngine(models, optimizers)
 
