@@ -215,7 +215,7 @@ def test_models_in_ddp_over_different_ranks_are_refused():
     groups = [dist.new_group([0]) for _ in range(2)]
     models = [DistributedDataParallel(nn.Linear(2, 2), process_group=group) for group in groups]
     optimizers = [sgd(model) for model in models]
-    with pytest.raises(UnsupportedError, match="in DDP over different ranks.*; wrap all of them"):
+    with pytest.raises(UnsupportedError, match=r"in DDP over different ranks.*; wrap all of them"):
         TorchEngine(models, optimizers)
 
 
