@@ -21,7 +21,7 @@ EXTRA_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One thing the planner tried, and how it went.
+    """A candidate placement of the planner, with its verdict.
 
     Attributes:
         replicas: Copies of every shard.
@@ -43,7 +43,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """The placement that the planner proposes, and how it came to it.
+    """The placement that the planner proposes, with all candidates before it.
 
     Attributes:
         placement: What to run with.
@@ -65,14 +65,14 @@ class Proposal:
 def loss_rate_per_day(
     holders: Collection[int], *, failures_per_day: Sequence[float], repair_s: float
 ) -> float:
-    """`Dangers.loss_rate_per_day` where racks do not fail."""
+    """Return `Dangers.loss_rate_per_day` if racks do not fail."""
     return Dangers(failures_per_day=failures_per_day, repair_s=repair_s).loss_rate_per_day(holders)
 
 
 def loss_chance(
     placement: Placement, *, failures_per_day: Sequence[float], repair_s: float, horizon_days: float
 ) -> float:
-    """`Dangers.loss_chance` where racks do not fail."""
+    """Return `Dangers.loss_chance` if racks do not fail."""
     dangers = Dangers(failures_per_day=failures_per_day, repair_s=repair_s)
     return dangers.loss_chance(placement, horizon_days=horizon_days)
 
@@ -158,7 +158,7 @@ def propose_placement(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """Search over candidate placements, in order."""
+    """A search over candidate placements, in order."""
 
     plan: Callable[..., Placement]  # makes the placement of so many replicas
     fits: Sequence[int]  # how many shards each node has room for
@@ -167,7 +167,7 @@ class _Search:
     horizon_days: float
 
     def tries(self, first: int, most: int) -> Iterator[tuple[Trial, Placement | None]]:
-        """From `first` replicas up; and down from there only where memory is short for `first`."""
+        """Try `first` replicas and more; fewer only if memory is short for `first`."""
         has_fit = False
         for replicas in (*range(first, most + 1), *range(first - 1, 0, -1)):
             if has_fit and replicas < first:
@@ -221,7 +221,7 @@ def _per_node(value: float | Sequence[float], nodes: int, name: str) -> list[flo
 def _strengthen(
     plain: Placement, *, dangers: Dangers, fits: Sequence[int], allowed: float
 ) -> Placement:
-    """One copy more for the shards most in danger, until the rate of losses is allowed.
+    """Add a copy of the shards most in danger, until the rate of losses is allowed.
 
     All shards with the same holders get one together: one of them left behind would be lost as
     before. The copies go round the nodes that have room, safest first.

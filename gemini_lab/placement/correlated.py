@@ -1,4 +1,4 @@
-"""Losses that come together: a rack, a switch, a power line at a time."""
+"""Correlated losses: a rack, a switch or a power line takes several nodes at once."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from gemini_lab.placement.probability import (
 )
 
 RACK_LIMIT: Final = 12
-"""Racks whose 2^R states `loss_probability` looks at one by one, at most."""
+"""The most racks whose 2^R states `loss_probability` enumerates."""
 
 
 def rack_recovery_probability(

@@ -43,7 +43,7 @@ class Dangers:
         )
 
     def _part(self, rack: str | int, nodes: Collection[int], days: float) -> tuple[float, float]:
-        """Of holders in one rack: the share of time in which all are down, and how often a day."""
+        """Return the share of time with all holders of one rack down, and how often a day."""
         together = math.prod(_down(self.failures_per_day[node] * days) for node in nodes)
         per_day = self.racks_per_day.get(rack, 0.0) if isinstance(rack, str) else 0.0
         rack_down = _down(per_day * days)
@@ -51,7 +51,7 @@ class Dangers:
         return 1 - (1 - rack_down) * (1 - together), starts
 
     def total_per_day(self, placement: Placement) -> float:
-        """`loss_rate_per_day` added up over all distinct sets of holders (a union bound)."""
+        """Return the sum of `loss_rate_per_day` over distinct sets of holders, a union bound."""
         return math.fsum(self.loss_rate_per_day(kept) for kept in holder_sets(placement))
 
     def loss_chance(self, placement: Placement, *, horizon_days: float) -> float:

@@ -7,12 +7,12 @@ from itertools import cycle
 
 
 def spread_groups(*, size: int, racks: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Groups of `size` positions (the last one larger) whose members sit in different racks.
+    """Return groups of `size` positions in different racks; the last one is larger.
 
     Each group takes one position from each of the racks with most positions left. So all members
-    of all groups sit in different racks whenever any grouping can have that. Where a rack has more
-    positions than there are groups none can, and as few shards as possible have all copies in that
-    rack instead.
+    of all groups sit in different racks whenever any grouping can have that. If a rack has more
+    positions than there are groups, none can: then as few shards as possible have all copies in
+    that rack.
     """
     if max(Counter(racks).values()) > len(racks) // size:
         return _dealt(size=size, racks=racks)
@@ -36,7 +36,7 @@ def spread_groups(*, size: int, racks: Sequence[str]) -> tuple[tuple[int, ...], 
 
 
 def _dealt(*, size: int, racks: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Groups in each of which one position is outside the largest rack, as long as there are any.
+    """Return groups that each have a position outside the largest rack, as long as there are any.
 
     The last group needs a second one, if it is larger, so that it gets the first of each round.
     """

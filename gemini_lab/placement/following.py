@@ -1,4 +1,4 @@
-"""A placement that follows the risk: what of it to change, and when that is worth it.
+"""A placement that follows the risk: its changes, and when they are worth it.
 
 Only copies that differ are moved. A shard that is in danger gets a copy more where there is room;
 one all of whose copies are in one rack, a copy elsewhere; a node that has less memory than its
@@ -18,7 +18,7 @@ from gemini_lab.placement.dangers import Dangers, allowed_per_day
 from gemini_lab.placement.planner import Placement
 
 AIM: Final = 0.5
-"""What is changed is made so good that losses are expected this much less often than allowed."""
+"""After a change, losses are expected this much less often than allowed."""
 SPARE: Final = 0.1
 """A copy goes where losses without it are expected this much less often than allowed."""
 WORTH: Final = 0.8
@@ -119,7 +119,7 @@ class Follower:
 def _differing(
     these: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, int], ...]:
-    """Each shard and holder that is among these and not among the others."""
+    """Return each shard and holder that is among these and not among the others."""
     return tuple(
         (shard, holder)
         for shard, kept in enumerate(these)
@@ -146,7 +146,7 @@ class _Draft:
         return _placed(self.holders)
 
     def between(self) -> Placement:
-        """With all who kept a shard before, and have room."""
+        """Begin with all earlier holders that have room."""
         return _placed(
             [
                 (*kept, *(one for one in before if one not in kept and self._room[one] >= 0))
@@ -155,7 +155,7 @@ class _Draft:
         )
 
     def relieve(self) -> str:
-        """Take copies from nodes that have no room for them, and give them to others."""
+        """Move copies away from nodes that have no room for them."""
         full = [node for node, room in enumerate(self._room) if room < 0]
         for node in full:
             guests = [s for s, kept in enumerate(self.holders) if node in kept[1:]]
@@ -166,7 +166,7 @@ class _Draft:
         return f"{len(full)} nodes have less memory than their copies take" if full else ""
 
     def spread(self) -> str:
-        """Put a copy of each shard that is in one rack alone into another one, if there is room."""
+        """Copy each shard that only one rack holds to another rack, if there is room."""
         racks, moved = self._dangers.racks, list[int]()
         for shard, kept in enumerate(self.holders):
             if racks is None or len(kept) == 1 or len({racks[one] for one in kept}) > 1:
@@ -181,7 +181,7 @@ class _Draft:
         return f"{len(moved)} shards had all copies in one rack" if moved else ""
 
     def grow(self, allowed: float) -> None:
-        """One copy more for those most in danger, again and again, until losses are so rare."""
+        """Add a copy of the shards most in danger, until losses are so rare."""
         stuck: set[frozenset[int]] = set()
         while True:
             sharing = self._sharing()
@@ -195,7 +195,7 @@ class _Draft:
                 stuck.add(worst)
 
     def shrink(self, allowed: float, *, fewest: int) -> None:
-        """Take copies away as long as losses stay so rare, the least needed first."""
+        """Remove copies while losses stay so rare, the least needed first."""
         kept_on: set[frozenset[int]] = set()
         while True:
             sharing = self._sharing()
@@ -222,7 +222,7 @@ class _Draft:
         return self._rates[kept]
 
     def _fewer(self, shard: int) -> tuple[int, ...]:
-        """Its holders without the one that fails most often, and not its owner."""
+        """Return a shard's holders without the one that fails most often; its owner stays."""
         kept = self.holders[shard]
         worst = max(kept[1:], key=lambda one: (self._dangers.failures_per_day[one], one))
         return tuple(one for one in kept if one != worst)
@@ -242,7 +242,7 @@ class _Draft:
         return sharing
 
     def _add(self, shards: Sequence[int], *, without: Collection[int] = ()) -> bool:
-        """One copy more of each of these, or of none if there is no room for all."""
+        """Add a copy of each of these shards, or of none if there is no room for all."""
         before, room = [self.holders[shard] for shard in shards], list(self._room)
         for shard in shards:
             host = self._host((*self.holders[shard], *without))

@@ -1,4 +1,4 @@
-"""Placement where nodes have different amounts of memory for checkpoints."""
+"""Placement on nodes with different amounts of memory for checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -48,7 +48,7 @@ def seat_guests(
     replicas: int,  # copies of each shard, m
     racks: Sequence[str] | None,  # A guest prefers hosts outside its own rack
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Holders of all shards, where nodes without a group put their copies into one group each.
+    """Return the holders of all shards; a node without a group puts its copies into one group.
 
     Returns:
         Holders by node, owner first; `None` if no group has room left for some guest.
@@ -79,7 +79,7 @@ def seat_guests(
 def fill_by_capacity(
     *, fits: Sequence[int], replicas: int, racks: Sequence[str] | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Holders of each shard, owner first, where node i keeps at most `fits[i]` shards.
+    """Return the holders of each shard, owner first; node i keeps at most `fits[i]` shards.
 
     Shard by shard, the nodes with most room left take the copies; among equals those whose own
     shard still waits for its holders, then those in other racks. Taking from the fullest room finds

@@ -1,4 +1,4 @@
-"""A placement planner of somebody's own: how it is asked, and what its answers may be."""
+"""A user's own placement planner: its arguments, and the answers that it may give."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +37,7 @@ def by_name(function: Callable[..., object]) -> Callable[[Mapping[str, object]],
 
 
 def takes(function: Callable[..., object]) -> tuple[str, ...]:
-    """Return the names of what a function can be given by name, as far as it says."""
+    """Return the names of a function's keyword arguments, as far as its signature says."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(each.name for each in _parameters(function) or () if each.kind in named)
 

@@ -16,7 +16,7 @@ from gemini_lab.placement.memory import fill_by_capacity, seat_guests, shards_th
 from gemini_lab.units import MOST_COPIES, check_number
 
 STRATEGIES: Final = ("auto", "group", "mixed", "ring", "random", "hosted")
-"""What `plan_placement` can be asked for; `"auto"` is Algorithm 1."""
+"""The strategies of `plan_placement`; `"auto"` is Algorithm 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Placement:
 
     @property
     def loads(self) -> tuple[int, ...]:
-        """Shards kept on each position."""
+        """Return the number of shards on each position."""
         return tuple(len(kept) for kept in _kept(self.holders))
 
     def survives(self, lost: Collection[int]) -> bool:
@@ -110,7 +110,7 @@ class Placement:
 
 
 def _connected(holders: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Positions in sets between which no replica goes."""
+    """Return sets of positions between which no replica goes."""
     set_of = {position: {position} for position in range(len(holders))}
     for kept in holders:
         joined = set[int]().union(*(set_of[position] for position in kept))
@@ -139,7 +139,7 @@ def plan_placement(
     node_bytes: Sequence[int] = (),
     seed: int = 0,
 ) -> Placement:
-    """Say which positions keep which shards.
+    """Return the positions that keep each shard.
 
     Algorithm 1 cuts the nodes into groups of m that keep all of one another's shards; nodes left
     over join the last group, which then is a ring: each member's shard also lies on the next m-1.
@@ -203,7 +203,7 @@ def plan_placement(
 
 
 def check_counts(*, nodes: int, replicas: int) -> None:
-    """Refuse an m that is not between 1 and N, and a placement that nobody could hold."""
+    """Refuse an m that is not between 1 and N, and a placement for which memory is short."""
     check_number("nodes", nodes, least=1, is_whole=True)
     check_number("replicas", replicas, least=1, is_whole=True)
     if replicas > nodes:
@@ -245,7 +245,7 @@ def _count(racks: object) -> str:
 def _groups(
     nodes: int, replicas: int, strategy: str, racks: Sequence[str] | None, seed: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Algorithm 1's groups, or one group of all where the strategy is a ring or random."""
+    """Return Algorithm 1's groups, or one group of all if the strategy is a ring or random."""
     if strategy == "random":
         return (tuple(random.Random(seed).sample(range(nodes), nodes)),)
     size = nodes if strategy == "ring" else replicas
@@ -287,7 +287,7 @@ def _most_kept(holders: tuple[tuple[int, ...], ...], node_bytes: Sequence[int]) 
 def _send_on(
     groups: Sequence[Sequence[int]], shifts: Sequence[int], nodes: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Holders when each member of a group also sends its shard to those `shifts` places further.
+    """Return the holders if each member also sends its shard `shifts` places further.
 
     In a group of exactly m members, shifts 1 to m-1 reach all others: group and ring are one rule.
     """
@@ -306,7 +306,7 @@ def _hosted(
     *,
     racks: Sequence[Hashable],
 ) -> tuple[tuple[int, ...], ...]:
-    """Holders where the last group's nodes beyond m, the guests, share copies with some of it.
+    """Return the holders if the last group's nodes beyond m, the guests, share copies with a few.
 
     Guests come from the racks that most of the group sit in, so that the other m are apart whenever
     they can be; hosts are those of the m that share a rack with no guest, as far as there are.
@@ -330,7 +330,7 @@ def _hosted(
 def _with_guests(
     fits: Sequence[int], replicas: int, racks: Sequence[str] | None
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Algorithm 1 among the nodes with room for m shards, which take in those of the others.
+    """Apply Algorithm 1 to the nodes with room for m shards, which also keep the others' shards.
 
     A guest's copies all go to one group, so that few sets of nodes are fatal; `None` if no group
     has room left for some guest.

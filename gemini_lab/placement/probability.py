@@ -17,7 +17,7 @@ from gemini_lab.placement.planner import Placement, check_counts
 from gemini_lab.units import check_number
 
 ENUMERATION_LIMIT: Final = 2_000_000
-"""Sets of lost nodes that `enumerated_probability` looks at, at most."""
+"""The most sets of lost nodes that `enumerated_probability` enumerates."""
 
 
 WITH_FORM: Final = ("group", "mixed", "ring")
@@ -26,7 +26,7 @@ WITH_FORM: Final = ("group", "mixed", "ring")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A chance found by trying, with its 95 % (Wilson) interval."""
+    """An estimated chance with its 95 % (Wilson) interval."""
 
     value: float
     low: float
@@ -66,7 +66,7 @@ def recovery_probability(placement: Placement, lost: int) -> Fraction:
 
 
 def _group_survivals(groups: int, replicas: int, lost: int) -> int:
-    """Sets of `lost` nodes that spare a member in each group, by inclusion and exclusion."""
+    """Count sets of `lost` nodes that spare a member of each group, by inclusion-exclusion."""
     return sum(
         _sign(dead)
         * math.comb(groups, dead)
@@ -76,7 +76,7 @@ def _group_survivals(groups: int, replicas: int, lost: int) -> int:
 
 
 def ring_survivals(size: int, replicas: int, lost: int) -> int:
-    """Sets of `lost` nodes of a ring of `size` without `replicas` neighbours among them."""
+    """Count sets of `lost` nodes of a ring of `size` without `replicas` neighbours among them."""
     gaps = size - lost
     if gaps <= 0:
         return 0

@@ -8,9 +8,9 @@ from gemini_lab.units import PerNode
 
 DAY_S: Final = 86400.0
 EXPECTED_DAYS: Final = 30.0
-"""What is expected of a machine weighs as much as so many days of seeing it."""
+"""The expected rate of a machine weighs as much as so many days of observation."""
 TOGETHER_S: Final = 60.0
-"""A rack all of whose nodes are lost within this time has failed as one."""
+"""A rack failed as a whole if all of its nodes are lost within this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Exposure:
         return self.days + open_s / DAY_S
 
     def per_day(self, at_s: float, *, expected: float) -> float:
-        """Its rate of failures: the mean of a gamma distribution after what was seen.
+        """Return the failure rate, the mean of a gamma distribution after all observations.
 
         Args:
             at_s: Now.
@@ -63,7 +63,7 @@ class Risk:
 
     @property
     def failures(self) -> int:
-        """All that were seen, of nodes and racks."""
+        """Return all observations, of nodes and racks."""
         return sum(one.failures for one in (*self.nodes.values(), *self.racks.values()))
 
     def joined(self, node: str, at_s: float) -> "Risk":

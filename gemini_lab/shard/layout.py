@@ -15,7 +15,7 @@ from gemini_lab.errors import ConfigError
 
 _ALIGNMENT_BYTES: Final = 64  # of every tensor in a payload
 LENGTH_BYTES: Final = 8
-"""Before the small state: how many bytes it has."""
+"""The form of the number before the small state: its bytes."""
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float64": 8,
     "float32": 4,
@@ -111,7 +111,7 @@ class ShardLayout:
     model_parallel_rank: int = 0  # the number of this rank's data-parallel group
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, for `from_json`."""
+        """Return plain JSON values, for `from_json`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {
             "tensors": [asdict(tensor) | {"shape": [*tensor.shape]} for tensor in self.tensors],
@@ -202,7 +202,7 @@ def _kind(tensor: str) -> str:
 def lay_out(
     tensors: Sequence[tuple[str, str, tuple[int, ...]]], *, start_bytes: int
 ) -> tuple[TensorSpec, ...]:
-    """Tensors (name, dtype, shape) one after another from `start_bytes` on, each aligned."""
+    """Lay tensors (name, dtype, shape) out one after another from `start_bytes`, each aligned."""
     specs = []
     for name, dtype, shape in tensors:
         start_bytes = -(-start_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -219,7 +219,7 @@ def lay_out(
 
 
 def require_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuse to load a version with the identity `stored` where it is not that of `current`.
+    """Refuse to load a version with the identity `stored` if it is not that of `current`.
 
     Raises:
         ConfigError: It cannot; the message says what differs.

@@ -31,12 +31,12 @@ _EPOCH_BITS: Final = 20
 _REWIND_BITS: Final = 12
 _EPOCHS: Final = 2**_EPOCH_BITS
 MOST_REWINDS: Final = 2**_REWIND_BITS - 1
-"""So often the workers of one start may go back; after that they are to be started anew."""
+"""The most rewinds of one start; for the next one the workers start again."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
-    """The run that made a version, the epoch in which it did, and after how many rewinds in it."""
+    """The run and the epoch that made a version, and the rewinds in that epoch before it."""
 
     # The run's identity, 32 bits; 0 where there are no runs, as in simulations.
     run: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
@@ -46,7 +46,7 @@ class Lineage:
 
     @property
     def word(self) -> int:
-        """All three in 64 bits, as a slab's header has them."""
+        """Return all three in 64 bits, as a slab's header has them."""
         line = self.run << _EPOCH_BITS | self.epoch % _EPOCHS
         return line << _REWIND_BITS | self.rewinds
 
@@ -58,4 +58,4 @@ class Lineage:
 
 
 NO_LINEAGE: Final = Lineage()
-"""Where there is one history only."""
+"""The lineage if there is only one history."""

@@ -1,4 +1,4 @@
-"""Shards of one number of ranks out of those of another: which bytes go where.
+"""Resharding to another world size: which bytes of old shards go where in new ones.
 
 Pieces say which elements of which weight, or of which of the optimizer's tensors, lie where in a
 shard. So the shards of any two numbers of ranks have one coordinate in common: the element. What is
@@ -64,7 +64,7 @@ def plan_recut(
 
 
 def require_recuttable(old: Sequence[ShardLayout], new: ShardLayout) -> None:
-    """Refuse shards that are not of the same model, or that cannot be cut anew.
+    """Refuse shards that are not of the same model, or that cannot be resharded.
 
     Raises:
         ConfigError: They are such.
@@ -102,7 +102,7 @@ class _Held:
     itemsize: int
 
     def part(self, start: int, end: int) -> "_Held":
-        """Some of them."""
+        """Return a part of them."""
         at_bytes = self.source_bytes + (start - self.start) * self.itemsize
         return _Held(start, end, self.shard, at_bytes, self.itemsize)
 
@@ -121,7 +121,7 @@ class _Kept:
         wanted: Mapping[State, tuple[int, int]],
         near: Collection[int],
     ) -> Self:
-        """Return who holds the wanted elements; of equal holders the near one counts."""
+        """Return the holders of the wanted elements; of equal holders the near one counts."""
         kept = cls()
         for layout in sorted(layouts, key=lambda one: (one.rank not in near, one.rank)):
             for piece in layout.pieces:
@@ -131,7 +131,7 @@ class _Kept:
         return kept
 
     def _add(self, state: State, held: _Held) -> None:
-        """Take in what nobody has yet."""
+        """Add the elements that have no holder yet."""
         runs = self.runs[state]
         first = bisect_right(runs, held.start, key=lambda run: run.end)
         last = bisect_left(runs, held.end, key=lambda run: run.start)
@@ -156,7 +156,7 @@ class _Kept:
 
 
 def _reaches(layout: ShardLayout) -> dict[State, tuple[int, int]]:
-    """From which element to which a shard holds anything of each state."""
+    """Return where a shard's elements of each state begin and end."""
     reaches: dict[State, tuple[int, int]] = {}
     for piece in layout.pieces:
         start, end = piece.weight_offset, piece.weight_offset + piece.numel
@@ -182,7 +182,7 @@ def _held(piece: WeightPiece, layout: ShardLayout) -> _Held:
 
 
 def _moves(kept: _Kept, old: Sequence[ShardLayout], new: ShardLayout) -> Iterator[Move]:
-    """Every piece of the new shard, from whoever has its elements."""
+    """Yield every piece of the new shard, from the holders of its elements."""
     for piece in new.pieces:
         target = _held(piece, new)
         at = target.start
@@ -216,7 +216,7 @@ def _of_another_type(piece: WeightPiece, source: _Held, target: _Held) -> Config
 
 
 def _joined(moves: Iterable[Move]) -> Iterator[Move]:
-    """Moves that go on where the one before ends, in both shards, as one."""
+    """Join moves that continue where the one before ends, in both shards."""
     last: Move | None = None
     for move in moves:
         if last is not None and _follows(move, last):

@@ -57,7 +57,7 @@ def load_corpus(source: str | None = None) -> Corpus:
 
 
 def python_corpus() -> Corpus:
-    """Python's standard library (source text and `pydoc_data` topics), without its tests."""
+    """Return Python's standard library (source and `pydoc_data` topics), without its tests."""
     root = Path(sysconfig.get_path("stdlib"))
     files = (
         file for file in _files(root, is_left_out=_LEFT_OUT.__contains__) if file.suffix == ".py"
@@ -67,7 +67,7 @@ def python_corpus() -> Corpus:
 
 
 def require_text(source: str) -> None:
-    """Refuse a `--corpus` that names a place where nothing is; reads nothing.
+    """Refuse a `--corpus` that names a missing place, without reading.
 
     Raises:
         ConfigError: It does.
@@ -170,7 +170,7 @@ class TokenBatches:
         }
         self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] = (-1, np.empty(0, np.int64))
         self.position = 0
-        """Batches given out so far."""
+        """Return the number of batches given out so far."""
 
     def __iter__(self) -> Self:
         return self
@@ -189,7 +189,7 @@ class TokenBatches:
         return {"position": self.position, **self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state_dict` gave.
+        """Continue from a position that `state_dict` gave.
 
         Raises:
             ConfigError: It is a position in another text or another way to read it.

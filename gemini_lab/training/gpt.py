@@ -97,7 +97,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One layer; shape (B, T, D) in and out."""
+        """Apply the layer; shape (B, T, D) in and out."""
         x = x + self.dropout(self.attention(self.norm_attention(x)))  # B T D
         added: Tensor = x + self.dropout(self.feed(self.norm_feed(x)))  # B T D
         return added
@@ -139,7 +139,7 @@ class GPT(nn.Module):
         return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
     def _initialise(self) -> None:
-        """GPT-2's weights at the start: normal, and smaller where layers add up."""
+        """Set GPT-2's first weights: normal, and smaller in layers that add up."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

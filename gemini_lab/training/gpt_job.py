@@ -117,8 +117,8 @@ def deepspeed_config(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, 
 def now() -> dict[str, float]:
     """Return the clock, and the processor time of this process and of this thread.
 
-    `ready_s` is for how long this thread could have run, and no processor was free; 0 where the
-    kernel does not tell (it is Linux's `schedstat`).
+    `ready_s` is the time in which this thread could have run and no processor was free, from
+    Linux's `schedstat`; 0 without it.
     """
     return {
         "clock_s": time.monotonic(),
@@ -129,7 +129,7 @@ def now() -> dict[str, float]:
 
 
 def ready_s() -> float:
-    """Seconds in which this thread waited for a processor."""
+    """Return the seconds for which this thread waited for a processor."""
     try:
         told = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text("ascii")
     except OSError:

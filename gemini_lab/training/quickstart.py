@@ -29,7 +29,7 @@ from gemini_lab.seats import Seats
 
 SIZE: Final = "small"
 FEWEST: Final = 4
-"""Iterations below which three failures do not come one after the other."""
+"""With fewer iterations, three failures would not come one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,14 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """The result: how much was survived, and whether all losses are the same."""
+        """Return the survived failures, and whether all losses are the same."""
         survived = len(self.disturbed.recoveries)
         beside = "losses compared with those of the run that never failed"
         return f"{survived} failures survived; {beside}:\n{self.comparison}"
 
 
 def gpt_job(*, size: str = SIZE, iterations: int = 24, **options: object) -> Job:
-    """The lab's own training job: a byte-level GPT on text, under DeepSpeed ZeRO-3.
+    """Return the lab's own training job: a byte-level GPT on text, under DeepSpeed ZeRO-3.
 
     Args:
         size: A named size, see `gemini_lab.training.gpt.SIZES`.
@@ -64,7 +64,7 @@ def gpt_job(*, size: str = SIZE, iterations: int = 24, **options: object) -> Job
 
 
 def main_scenario(iterations: int, *, ranks: int) -> Scenario:
-    """A worker, a node and the root's node are killed at a quarter, a half and three quarters."""
+    """Kill a worker, a node and the root's node at a quarter, a half and three quarters."""
     return (
         Scenario()
         .add(WorkerCrash(f"rank-{min(1, ranks - 1)}"), iteration=max(1, iterations // 4))
@@ -74,7 +74,7 @@ def main_scenario(iterations: int, *, ranks: int) -> Scenario:
 
 
 def loss_table(undisturbed: RunReport, disturbed: RunReport, *, rows: int = 8) -> str:
-    """Rank 0's losses of both runs, side by side, in decimal and as exact hexadecimal."""
+    """Return rank 0's losses of both runs side by side, in decimal and exact hexadecimal."""
     pairs = [
         (number, loss, disturbed.losses.get((number, rank)))
         for (number, rank), loss in sorted(undisturbed.losses.items())
@@ -98,7 +98,7 @@ def summary(result: Result, *, ink: Ink = BLOCKS) -> str:
 def run_main_job(
     lab: Lab, job: Job, scenario: Scenario, *, iterations: int, keep_processes: bool
 ) -> Result:
-    """Run `job` twice on `lab`, once undisturbed; shows progress while it runs."""
+    """Run `job` twice on `lab`, once undisturbed, and show the progress."""
     print("first, a run that never fails:")  # noqa: T201
     undisturbed = lab.train(job, name="undisturbed", persistent_url=None)
     show_progress(undisturbed, total=iterations)
@@ -127,7 +127,7 @@ def _ended(folder: Path) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `gemini-lab quickstart`."""
+    """Return the options of `gemini-lab quickstart`."""
     options = argparse.ArgumentParser(
         prog="gemini-lab quickstart", description=(__doc__ or "").splitlines()[0]
     )
@@ -199,7 +199,7 @@ def asked_for(options: argparse.Namespace) -> tuple[Job, Scenario]:
 
 
 def command(arguments: list[str]) -> int:
-    """`gemini-lab quickstart`: exit status 0 only if the losses are bit-identical."""
+    """Run `gemini-lab quickstart`; the exit status is 0 only if losses are bit-identical."""
     options = parser().parse_args(arguments)
     job, scenario = asked_for(options)
     machines = Seats(nodes=options.nodes, standbys=options.standbys).in_words

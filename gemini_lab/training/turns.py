@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Final
 
 TURN: Final = b"."
-"""What a rank sends when its turn is over, and gets when the next one begins."""
+"""A rank sends this when its turn is over, and receives it when the next one begins."""
 LIMIT_S: Final = 300.0
-"""For how long one turn, or a job's start, may last."""
+"""The longest time of a turn, or of a job's start."""
 
 
 class Turns:
     """The turns of a rank.
 
     Args:
-        address: The Unix socket of whoever gives turns to this job's ranks.
+        address: The Unix socket of the bench that gives turns to this job's ranks.
         iterations: Of a turn.
     """
 
@@ -29,6 +29,6 @@ class Turns:
         return done % self._iterations == 0
 
     def wait(self) -> None:
-        """Return when the next turn begins, or when nobody gives turns any more."""
+        """Wait until the next turn begins, or until the bench has closed the connection."""
         self._giver.sendall(TURN)
         self._giver.recv(1)
