@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Final, Literal, get_args
 
 from gemini_lab.display import error_line
-from gemini_lab.log.events import Diverged, ResizeRefused
+from gemini_lab.log.events import PLANNED, Diverged, ResizeRefused
 from gemini_lab.recovery.faults import is_of_the_network
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.seats import listed
@@ -214,8 +214,18 @@ class Recovery:
 
     @property
     def wasted_s(self) -> float | None:
-        """The time wasted by the failure, as in the paper: lost progress and retrieval."""
-        return None if self.lost_progress_s is None else self.lost_progress_s + self.retrieval_s
+        """The time wasted by the failure, as in the paper: lost progress and retrieval.
+
+        `None` for a planned move, as nothing failed.
+        """
+        if self.lost_progress_s is None or self.is_planned:
+            return None
+        return self.lost_progress_s + self.retrieval_s
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it was asked for, such as a drain."""
+        return self.cause in PLANNED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

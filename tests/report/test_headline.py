@@ -57,7 +57,18 @@ def test_failures_are_told_by_their_number_and_their_mean() -> None:
     assert checkpoints.mood == "neutral"
     assert failures.detail.startswith(f"{failures.short} in all: mostly ")
     assert answers(trained("mine", last=1.0))[2].short == "nothing"
-    assert "1 of them planned" in answers(with_a_drain())[2].detail
+
+
+def test_a_planned_move_is_no_failure_and_wastes_nothing() -> None:
+    run = with_a_drain()
+    cost = answers(run)[2]
+    assert cost.short == "nothing"
+    assert cost.detail.startswith("no failure; 1 planned move took ")
+    assert tables_of(reduced(run)).wasted.rows == ()
+    run.fail("node-1", known=8)
+    cost = answers(run)[2]
+    assert " x " not in cost.short
+    assert "; 1 planned move took " in cost.detail
 
 
 @pytest.mark.parametrize(

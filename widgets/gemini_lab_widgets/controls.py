@@ -41,7 +41,7 @@ REFRESH_S: Final = 0.25
 LINES: Final = 12
 """Lines of what happened that stay in sight."""
 HEAD: Final = 500
-"""Entries at a log's start among which racks and groups are told, if the run has come so far."""
+"""Entries at a log's start that name racks and groups, if the run has come so far."""
 PRE: Final = (
     "line-height:1.35;margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
     "overflow:hidden"
@@ -160,13 +160,13 @@ class Controls:
     """A panel to start a job, break something, ask for a drain, stop the run, hold the view.
 
     A rewind or another size is asked for likewise. It shows what happens from `follow` to `close`,
-    or whenever it is told to `refresh`.
+    and after each `refresh`.
 
     Args:
         target: A lab, whose newest run it shows, or one run.
         job: What the start button starts; by default the newest run's job again.
         total: Iterations of the job, the bar's full length.
-        scenario: Failures to inject on the way of what the button starts.
+        scenario: Failures to inject into what the button starts.
         root: Decides what is done after a failure of it, as for `Lab.train`.
         settings: For `Lab.train`.
     """

@@ -112,7 +112,7 @@ def saved_html(run: ShownRun) -> str:
         if run.log.stat().st_size > LONGEST_BYTES:
             return more
         return picture(load_report(run.log.parent)).html() + more
-    except (OSError, GeminiError):  # a run of which nothing is told yet, or nothing that draws
+    except (OSError, GeminiError):  # the log has no run yet, or matplotlib is not installed
         return more
 
 
@@ -127,11 +127,11 @@ def _bundle(html: str, plain: str) -> dict[str, str]:
 LOOPBACK: Final = "127.0.0.1"
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - refused unless asked for twice
 TEMPLATE: Final = "GEMINI_LAB_DASHBOARD_LINK"
-"""The variable that names where pages are reached, for whoever sets up a server of notebooks."""
+"""The variable by which an administrator of notebook servers sets the address of pages."""
 BEHIND_A_HUB: Final = "{JUPYTERHUB_SERVICE_PREFIX}/proxy/{port}/"
 """Through jupyter-server-proxy."""
 FAR: Final = ("192.0.2.1", 9)
-"""An address of nobody (RFC 5737): nothing is sent, but the system says which way it would go."""
+"""An unused address (RFC 5737): nothing is sent, but the system names the route to it."""
 
 VISITORS: Final = 20
 STARTED_WITHIN_S: Final = 60.0
@@ -145,7 +145,7 @@ NOTEBOOKS: Final = "'self' http://localhost:* http://127.0.0.1:* vscode-webview:
 """Who may show the page in a frame: notebooks on this machine or behind the same proxy."""
 WHY_LOOPBACK: Final = (
     "The page is served on 127.0.0.1, to this machine alone: it speaks plain HTTP, so on a network "
-    "everybody on the way could read the password and the run. From elsewhere, use a tunnel (ssh "
+    "anyone in between could read the password and the run. From elsewhere, use a tunnel (ssh "
     "-N -L PORT:127.0.0.1:PORT HOST) or a proxy with TLS. Where the network itself is trusted, "
     "--public lifts this."
 )
@@ -160,7 +160,7 @@ def for_notebook(
 
 
 class Dashboard:
-    """A page about a run, served from a thread; nobody can change anything through it.
+    """A page about a run, served from a thread; visitors can change nothing.
 
     It listens from `start`, or the `with` statement, to `close`. The page only reads the run's log:
     it holds no reference to a lab and no control at all.
@@ -210,7 +210,7 @@ class Dashboard:
         self.port = port
         self._link = link
         self.url = link_of(address, port, link)
-        """Where the page is, for whoever has a cookie or types the password."""
+        """The address of the page, for visitors with a cookie or the password."""
         self._guard: LoginGuard | None = None
         self._frame = NotebookEmbed()
         self._library = Library(newest, beside=beside, is_open=is_open)
@@ -288,7 +288,7 @@ class Dashboard:
                 check_unused_sessions_milliseconds=TIDY_MS,
             )
             server._tornado.add_transform(headers_for(self._frame_ancestors))  # noqa: SLF001
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the start
+        except BaseException as error:  # noqa: BLE001 - `start` raises it
             self._error = error
             self._is_settled.set()
             loop.close(all_fds=True)
@@ -381,7 +381,7 @@ def reached_at() -> list[str]:
 def origins_of(address: str, port: int) -> list[str]:
     """Return the `host[:port]`s that a page may come from.
 
-    Further names, a proxy's for example, become known when somebody with the password comes there.
+    Further names, a proxy's for example, are learned when a visitor with the password comes there.
     """
     names = {address, "localhost"}
     if address == EVERYWHERE:

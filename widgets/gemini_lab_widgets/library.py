@@ -19,11 +19,11 @@ from gemini_lab.units import format_bytes
 from gemini_lab_widgets.store import EventStore
 
 PULL_S: Final = 0.1
-"""Between two looks at the log, however many visitors ask."""
+"""Seconds between two reads of the log, for any number of visitors."""
 SURE_S: Final = 3.0
-"""So long a log is read before it is said how long the rest takes."""
+"""After this long a page estimates how long the rest of a log takes."""
 MUCH_BYTES: Final = 1 << 30
-"""On disk that is said beforehand."""
+"""Disk space of which a page warns beforehand."""
 WHILE_S: Final = 0.3
 """How long a long log is read before pages are answered again."""
 
@@ -31,7 +31,7 @@ WHILE_S: Final = 0.3
 class ShownRun:
     """Feeds one `EventStore` from the log of the newest run.
 
-    Every page calls `pull` and then draws from `store`; where nobody looks, nothing is read. All
+    Every page calls `pull` and then draws from `store`; without a page, nothing is read. All
     calls come from one thread, the server's.
 
     Args:
@@ -157,7 +157,7 @@ NEWEST: Final = 50
 LISTED_S: Final = 1.5
 """Between two looks for runs."""
 HEAD: Final = 50
-"""Entries of a log among which the job is told."""
+"""Entries at a log's start that describe the job."""
 
 
 class Library:

@@ -133,7 +133,7 @@ class LoginGuard(AuthProvider):  # type: ignore[misc]
         """Return whether `word` is right; `None` where too many tries of this address wait already.
 
         Tries of one address are looked at one after another, a right one after the wrong ones
-        before it: else who asks for many at once would learn the right one without any wait.
+        before it: else a visitor who tries many at once would find the right one without a wait.
         """
         address = whose(address)
         if self._tries[address] >= MOST_TRIES:
@@ -148,7 +148,7 @@ class LoginGuard(AuthProvider):  # type: ignore[misc]
                 return True
         finally:
             self._tries[address] -= 1
-            self._tries += Counter()  # forgets addresses from which nobody tries
+            self._tries += Counter()  # forgets addresses without a try
 
     def greet(self, handler: RequestHandler) -> None:
         """Set the cookie, and redirect to the page as it was asked for."""

@@ -26,7 +26,7 @@ from gemini_lab_widgets.tools import Tools
 from gemini_lab_widgets.views import StatusView
 
 AHEAD: Final = 2
-"""Beats that may be on their way; with more, the page is sent nothing."""
+"""Beats without an answer, at most; with more, the server sends nothing."""
 LATE_STYLE: Final = """
 p { margin: 0 0 12px; padding: .6rem 1rem; border-radius: 8px; background: #d55e00; color: #fff;
     font: 600 15px/1.4 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
@@ -51,16 +51,16 @@ OFFER_S: Final = 2.0
 SHARE: Final = 10
 """The tables may take one part in this many of the server's time."""
 QUIET_S: Final = 15.0
-"""A run without an event for this long is said to be silent."""
+"""The page calls a run silent if it had no event for this long."""
 BEHIND_S: Final = 2.0
-"""A page that takes this long to draw is said to be late."""
+"""The page calls itself late if it takes this long to draw."""
 FULL: Final = """
 {% block postamble %}<meta name="color-scheme" content="light dark">
 <style>body { min-height: 90vh; display: grid; place-items: center; text-align: center;
   font: 17px/1.5 FONT; }</style>{% endblock %}
 {% block contents %}<main><h1>All MOST places are taken</h1>
 <p>So many visitors are looking at this run already.<br>
-Try again when somebody has closed the page, or ask its owner for more <code>--visitors</code>.</p>
+Try again when a visitor has left, or ask the page's owner for more <code>--visitors</code>.</p>
 </main>{% endblock %}
 """.replace("FONT", FONT)
 

@@ -170,7 +170,7 @@ class PageLayout:
 
 
 def looking_back(at_s: float) -> tuple[str, str, str]:
-    """Return what `PageLayout.say` is told while the views show a moment of the past."""
+    """Return the arguments of `PageLayout.say` while the views show a moment of the past."""
     when = format_seconds(round(at_s, 1))
     return "late", "looking back", f"everything here is as it was {when} after the start"
 

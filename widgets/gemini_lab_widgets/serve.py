@@ -1,4 +1,4 @@
-"""`gemini-lab serve`: a run in the browser, for everybody who has the password."""
+"""`gemini-lab serve`: a run in the browser, for visitors with the password."""
 
 import argparse
 import getpass

@@ -16,8 +16,7 @@ from gemini_lab.report.tables.recoveries import Losses
 from gemini_lab.report.tables.recoveries import losses as losses_of
 
 REFRESH_EVENTS: Final = 2_000
-"""Recoveries are worked out anew after so many entries, or after one that concerns them; at the end
-after each."""
+"""Recoveries are computed again after this many entries, or after one that concerns them."""
 
 
 class EventStore:
@@ -67,7 +66,7 @@ class EventStore:
         return self.run.traffic
 
     def extend(self, entries: Iterable[Entry], *, bad_lines: int = 0) -> None:
-        """Take in entries, in the order in which they were told."""
+        """Take in entries, in the order of the log."""
         self.run.extend(entries)
         self.run.unread += bad_lines
 

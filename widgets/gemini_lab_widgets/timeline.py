@@ -146,7 +146,7 @@ Send = Callable[[dict[str, Any], bytes], None]
 class Pump:
     """Brings one viewer up to date with a `TrafficBars`, message by message.
 
-    A viewer says `{"ready": true}` when it starts, also when it starts anew, and `{"drawn": seq}`
+    A viewer says `{"ready": true}` at each start, and `{"drawn": seq}`
     after each message that it has drawn. Nothing is sent before the first. What it wants to see
     beyond the newest bars it asks for.
 

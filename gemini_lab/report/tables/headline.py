@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Final, Literal
 
-from gemini_lab.log.events import PLANNED
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.iterations import CurveTable, IterationTable, Match
 from gemini_lab.report.tables.recoveries import Losses
@@ -96,17 +95,21 @@ def _failures(losses: Losses, spent: TimeShares) -> HeadlineAnswer:
     say = _asked("What did failures cost?", "recoveries")
     if not losses.total:
         return say("nothing", "no failure")
-    cost_s = spent.seconds(*FAILURES)
+    moves = [one for one in losses.recoveries if one.is_planned]
+    moved_s = sum((one.duration_s or 0.0) + (one.lost_progress_s or 0.0) for one in moves)
+    moved = f"{len(moves)} planned move{'s'[: len(moves) > 1]} took {format_seconds(moved_s)}"
+    failures = losses.total - len(moves)
+    if not failures:
+        return say("nothing", f"no failure; {moved}")
+    cost_s = max(0.0, spent.seconds(*FAILURES) - moved_s)
     parts = sorted((r for r in spent.rows if r.part in FAILURES), key=lambda row: -row.seconds)
     named = ", ".join(f"{row.label} {format_seconds(row.seconds)}" for row in parts[:LARGEST])
-    planned = sum(one.cause in PLANNED for one in losses.recoveries)
-    moves = f", {planned} of them planned" if planned else ""
     is_open = any(one.resumed_at_s is None for one in losses.recoveries[-1:])
     so_far = ", and the newest recovery has not ended" if is_open else ""
-    times = f"{losses.total:,} x " if losses.total > 1 else ""
+    times = f"{failures:,} x " if failures > 1 else ""
     return say(
-        f"{times}{format_seconds(cost_s / losses.total)}",
-        f"{format_seconds(cost_s)} in all{moves}: mostly {named}{so_far}",
+        f"{times}{format_seconds(cost_s / failures)}",
+        f"{format_seconds(cost_s)} in all: mostly {named}{so_far}{f'; {moved}' if moves else ''}",
     )
 
 

@@ -6,7 +6,6 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Final, Literal, TypeVar
 
-from gemini_lab.log.events import PLANNED
 from gemini_lab.report.recovery import Recovery, Step, WastedTime, blamed_for
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.iteration_pace import IterationPace
@@ -100,7 +99,7 @@ class Losses:
             FailureMark(
                 iteration=recovery.reached + 1,
                 text=f"recovery {recovery.number}: {recovery.cause.replace('_', ' ')}",
-                is_planned=recovery.cause in PLANNED,
+                is_planned=recovery.is_planned,
             )
             for recovery in self.recoveries
         )

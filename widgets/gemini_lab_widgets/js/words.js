@@ -59,7 +59,7 @@ export function sharedBytes(run) {
 export function shareExplained(run) {
   const open = run.meta.open_bytes ?? 0;
   return "Shared: checkpoint bytes that left while a collective of the same node was under way, "
-    + "or while the step waited for them. That is no cost by itself; what training waited is told above."
+    + "or while the step waited for them. That is no cost by itself; what training waited stands above."
     + (open > 0 ? ` ${bytes(open)} are still to be judged.` : "");
 }
 

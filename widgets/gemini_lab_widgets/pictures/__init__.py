@@ -1,7 +1,7 @@
 """Pictures of values, reports and the paper's figures: drawn by matplotlib, shown as SVG.
 
 A value knows nothing of its picture. `DRAWN` says who draws what by name, so that neither the
-value's module nor matplotlib is imported before somebody wants to see one.
+value's module nor matplotlib is imported before a picture is shown.
 """
 
 import importlib

@@ -238,7 +238,7 @@ def _counted(tiers: Counter[str]) -> str:
         "local": "from own memory",
         "peer": "from a peer",
         "persistent": "from the persistent tier",
-        "start": "anew",
+        "start": "from scratch",
     }
     parts = [f"{count} {words.get(tier, tier)}" for tier, count in sorted(tiers.items())]
     return ", ".join(parts) or "nothing to load"

@@ -1,9 +1,8 @@
 """The Bokeh views of a run: each draws one part of the tables, and counts nothing."""
 
+from gemini_lab_widgets.views.bars import MemoryView, RecoveryView, WastedView
 from gemini_lab_widgets.views.curves import CurvesView
 from gemini_lab_widgets.views.iteration_times import IterationsView
-from gemini_lab_widgets.views.memory_bars import MemoryView
-from gemini_lab_widgets.views.recovery_bars import RecoveryView, WastedView
 from gemini_lab_widgets.views.replica_map import ReplicasView
 from gemini_lab_widgets.views.status_strip import StatusView
 from gemini_lab_widgets.views.time_bar import SpentView

@@ -114,7 +114,7 @@ class CurvesView(View):
         edge = plot.multi_line("xs", "ys", line_width=4.5, line_alpha="is_own", **lines)
         own = plot.multi_line("xs", "ys", line_width=2, line_alpha="is_own", **lines)
         end = plot.scatter("x", "y", alpha="is_own", **ends)
-        self._follow(edge.glyph, line_color="paper")  # on a band, too, the line is told from it
+        self._follow(edge.glyph, line_color="paper")  # the line stays visible on a band
         self._follow(own.glyph, line_color=BLUE)
         self._follow(end.glyph, fill_color=BLUE, line_color="paper")
         hover(

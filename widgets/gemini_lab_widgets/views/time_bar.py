@@ -117,7 +117,7 @@ def summary(table: TimeShares) -> str:
     groups = (
         ("training", table.share("training")),
         ("checkpoints", table.share("exposed")),
-        ("failures", table.share(*FAILURES)),
+        ("recoveries", table.share(*FAILURES)),
         ("the first start", table.share("first_start")),
         ("other", table.share("other")),
     )
