@@ -4,9 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 
 from test_chaos_store import save
+from waiting import until
 
 from gemini_lab.memory.slab import CopyInfo
 from gemini_lab.shard.lineage import Lineage
@@ -70,13 +70,6 @@ slab.discard(0, 1)
 print("gone", flush=True)
 sys.stdin.readline()
 """
-
-
-def until(condition):
-    give_up_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
 
 
 def test_what_a_living_agent_lets_go_of_is_seen_from_outside(tmp_path):

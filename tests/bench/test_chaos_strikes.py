@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 from made import made
 from test_chaos_oracles import LOG
+from waiting import until
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import main
@@ -315,10 +315,7 @@ def test_nodes_that_the_owner_of_a_full_log_starts_have_room_of_their_own(tmp_pa
         strikes = Strikes(mark="mine", folder=tmp_path, owner=owner, told=None, scene=None)
         _, mend = strikes.strike(Fault(kind="log_full", lasts_s=1.0))
         resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (6, most[1]))  # as one that it starts has
-        give_up_s = time.monotonic() + 30
-        while resource.prlimit(node.pid, resource.RLIMIT_FSIZE) != most:
-            assert time.monotonic() < give_up_s
-            time.sleep(0.05)
+        until(lambda: resource.prlimit(node.pid, resource.RLIMIT_FSIZE) == most)
         assert resource.prlimit(owner.pid, resource.RLIMIT_FSIZE)[0] == 6
         mend()
         for process in (owner, node):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab_bench.chaos.namespaces import NodeNetwork, shaping, unprivileged, why_not
@@ -79,10 +80,8 @@ def test_nothing_is_left_of_a_network_whose_program_was_killed() -> None:
     assert prefix in links()
     child.kill()
     child.communicate()
-    give_up_s = time.monotonic() + 30
-    while prefix in links() or any(Path(f"/proc/{holder}").exists() for holder in holders):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+    until(lambda: prefix not in links())
+    until(lambda: not any(Path(f"/proc/{holder}").exists() for holder in holders))
 
 
 @pytest.mark.usefixtures("allowed")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from gemini_lab import Lab, Run
 from gemini_lab.injector.failures import (
@@ -94,7 +95,7 @@ def test_agents_wait_for_a_lab_that_is_busy_as_its_connections_break(lab, undist
     """A lab that is stopped for a moment, or that a firewall keeps away, has not ended."""
     before = {*lab.living}
     run = lab.train(gpt_job(size="tiny", iterations=ITERATIONS), persistent_url=None)
-    wait_until(lambda: run.iteration >= 3)
+    until(lambda: run.iteration >= 3)
     lab._cluster._loop.call(time.sleep, 2 * LAB_GRACE_S)
     cut = [sockets.cut(agent.pid, [os.getpid()]) for agent in agents_of(lab)]
     assert sum(one > 0 for one in cut) >= len(before)  # one that was lost may have joined by now
@@ -106,13 +107,6 @@ def test_agents_wait_for_a_lab_that_is_busy_as_its_connections_break(lab, undist
 
 def agents_of(lab):
     return [*processes_of(AGENT, lab._cluster._store.prefix.rstrip("/"))]
-
-
-def wait_until(is_so, *, limit_s=100.0):
-    give_up_s = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
 
 
 def test_the_log_has_every_collective_and_the_way_of_every_version(lab):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from gemini_lab import Lab
 from gemini_lab.injector.failures import NodeLoss, RootLoss
@@ -64,13 +65,6 @@ def enter(network: NodeNetwork, node: int) -> str:
     """The branch of the script that runs its arguments on a node."""
     words = shlex.join(network.command(node, ["bash", "-c"]))
     return f'  {network.address(node)}) exec {words} "$*" ;;'
-
-
-def until(holds) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.2)
 
 
 def processes_on(network: NodeNetwork, node: int, module: str) -> list[psutil.Process]:
@@ -152,10 +146,7 @@ def test_a_root_agent_that_is_cut_off_from_all_agents_and_not_from_etcd_stops_no
         }
         for name in where.keys() - {root}:
             network.part(where[root], where[name])
-        give_up_s = time.monotonic() + SILENT_S + CUT_OFF_S + PATIENCE_S
-        while lab.root == root:
-            assert time.monotonic() < give_up_s
-            time.sleep(0.5)
+        until(lambda: lab.root != root, SILENT_S + CUT_OFF_S + PATIENCE_S)
         run.wait(100, until=run.iteration + 5)
         run.stop()
         assert run.is_over_within(60)

@@ -3,12 +3,12 @@
 import subprocess
 import sys
 import textwrap
-import time
 
 import fsspec
 import psutil
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from waiting import until
 
 from gemini_lab import Lab
 from gemini_lab.injector.failures import NodeLoss
@@ -140,7 +140,7 @@ def test_agents_end_while_their_store_hangs_when_their_owner_was_killed(hold, tm
         assert owner.stdout.readline() == "hangs\n"
         assert busy_with_the_tier() - others
         owner.kill()
-    until(lambda: not busy_with_the_tier() - others, 60)
+    until(lambda: not busy_with_the_tier() - others)
     assert hold.exists()
 
 
@@ -154,10 +154,3 @@ def is_bulk(process: psutil.Process) -> bool:
         return "gemini_lab.node.bulk_process" in process.cmdline()
     except psutil.Error:  # it has ended
         return False
-
-
-def until(holds, limit_s: float = 120.0) -> None:
-    give_up_s = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)

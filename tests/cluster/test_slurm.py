@@ -5,10 +5,10 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from gemini_lab import Lab, Scenario, Slurm
 from gemini_lab.errors import LaunchError
@@ -90,13 +90,6 @@ def start(undo, *command):
 
 def asked(*command):
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def until(holds):
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.1)
 
 
 def jobs_there():

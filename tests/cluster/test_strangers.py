@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from waiting import until
 
 from gemini_lab import Lab
 from gemini_lab.injector.failures import WorkerCrash
@@ -48,13 +48,6 @@ def two(place) -> Iterator[Lab]:
 
 def notes(run) -> list[str]:
     return [e.event.text for e in read_log(run.log) if isinstance(e.event, Note)]
-
-
-def until(holds) -> None:
-    give_up_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.1)
 
 
 def test_what_a_stranger_writes_into_a_labs_store_is_said_and_never_run(two, tmp_path):

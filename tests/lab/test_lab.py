@@ -3,7 +3,6 @@
 import re
 import shutil
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 from full_disk import full_at
 from lab_stand_in import ClusterStandIn, begin, lab_on, printed, tell
+from waiting import until
 
 from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
 from gemini_lab.engine.holding_points import HoldingPoints
@@ -318,10 +318,7 @@ def test_a_refusal_says_why_and_a_run_that_is_over_has_no_door(lab, job):
 def test_a_scenario_strikes_by_the_clock_without_being_asked(lab, cluster, job):
     run = lab.train(job, scenario=Scenario().add(NodeLoss("node-1"), at_s=0.05))
     begin(run)
-    give_up_s = time.monotonic() + 20
-    while not cluster.orders:
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    until(lambda: cluster.orders)
     assert cluster.orders[0].node == "node-1"
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from waiting import until
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.etcd import (
@@ -95,13 +96,6 @@ def kept(
         assert keeper.stdin is not None
         keeper.stdin.close()
         keeper.wait(PATIENCE_S)
-
-
-def until(holds) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("failure", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import psutil
 import pytest
+from waiting import until
 
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.node.etcd_address import EtcdAddress
@@ -19,7 +20,6 @@ from gemini_lab.node.freeze_guard import PROGRAM, end_stopped
 from gemini_lab.node.processes import AGENT
 from gemini_lab.node.start_config import LAB_KEY
 
-LIMIT_S = 60.0
 NODE = """
 import os, subprocess, sys, time
 import msgspec
@@ -80,13 +80,6 @@ def freeze(node: list[psutil.Process]) -> None:
 
 def guard_of(node: list[psutil.Process]) -> psutil.Process:
     return next(child for child in node[0].children() if PROGRAM in child.cmdline())
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end_s, "it did not come to that"
-        time.sleep(0.1)
 
 
 def is_over(process: psutil.Process) -> bool:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from waiting import until
 
 from gemini_lab.transfer.sockets import REST_S, OwnConnections, can_be_found
 
 pytestmark = pytest.mark.skipif(not can_be_found(), reason="needs Linux's /proc")
 SIZE_BYTES = 2**26
-LIMIT_S = 60.0
 
 
 @pytest.fixture
@@ -46,13 +46,6 @@ def loops_cpu_s():
     return total_ns / 1e9
 
 
-def wait_until(is_so):
-    give_up_s = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
-
-
 def test_a_receiver_that_gave_up_in_the_midst_of_a_message_keeps_no_core_busy(ranks):
     first, second, connections = ranks
     numbers = torch.ones(SIZE_BYTES, dtype=torch.uint8)
@@ -60,7 +53,7 @@ def test_a_receiver_that_gave_up_in_the_midst_of_a_message_keeps_no_core_busy(ra
     del receiving  # as an error does, of another connection
     second.send([numbers], 0, 0)
     began_s = loops_cpu_s()
-    wait_until(lambda: loops_cpu_s() > began_s + 0.3)  # Gloo reads no further, and looks again
+    until(lambda: loops_cpu_s() > began_s + 0.3)  # Gloo reads no further, and looks again
     connections.cut()
     time.sleep(2 * REST_S)
     rests_s = loops_cpu_s()

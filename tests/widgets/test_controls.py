@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from waiting import until
 
 pytest.importorskip("ipywidgets")
 
@@ -60,13 +61,6 @@ def lab(tmp_path, cluster):
 def protected(*, replicas):
     placement = plan_placement(nodes=len(NODES), replicas=replicas)
     return made(Protected, shard_bytes=8, fingerprint="f", settings=Settings(), placement=placement)
-
-
-def until(condition, *, within_s=60.0):
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never came"
-        time.sleep(0.01)
 
 
 def test_start_starts_the_job_with_its_settings_and_then_waits_for_its_end(lab, cluster, job):
