@@ -1,6 +1,6 @@
 """The Bokeh views of a run: each draws one part of the tables, and counts nothing."""
 
-from gemini_lab_widgets.views.bars import MemoryView, RecoveryView, WastedView
+from gemini_lab_widgets.views.bar_views import MemoryView, RecoveryView, WastedView
 from gemini_lab_widgets.views.curves import CurvesView
 from gemini_lab_widgets.views.iteration_times import IterationsView
 from gemini_lab_widgets.views.replica_map import ReplicasView
