@@ -164,3 +164,16 @@ def test_a_picture_on_a_phone_is_scrolled_and_not_shrunk(page: Any, tmp_path: Pa
         )
         assert 0.69 * own < shown <= own
         assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_in_a_narrow_card_each_bar_has_one_label(page: Any, tmp_path: Path) -> None:
+    """Bars of memory lost theirs on a phone, as they have no shorter one."""
+    page.set_viewport_size({"width": 390, "height": 2600})
+    show(page, tmp_path, with_one_loss())
+    labels = page.locator(".row")
+    counts = labels.evaluate_all(
+        "rows => rows.map((row) => [...row.querySelectorAll('span')]"
+        ".filter((one) => one.getBoundingClientRect().width).length)"
+    )
+    assert len(counts) > 6
+    assert {*counts} == {1}

@@ -52,7 +52,7 @@ class IterationsView(View):
         self.medians = source("name low high median colour marker text count")
         self.plot, self.side = self._every_one(), self._middles()
         both = row(self.plot, self.side, sizing_mode="stretch_width")
-        both.styles |= {"flex-wrap": "wrap"}
+        both.styles = {"flex-wrap": "wrap"}  # `|=` would change a default, which is not sent
         self.plot.styles = self.side.styles = {"flex": "1 1 310px"}
         return (self._legend(), both)
 
