@@ -235,6 +235,8 @@ def test_the_map_says_what_the_ranks_of_a_node_are_if_they_differ(nodes: int) ->
     view = drawn(ReplicasView, run)
     assert "node-1 (pp 2, &lt;b&gt;; pp 3, &lt;b&gt;)" in (view.ring.text or view.grid.text)
     assert "<b>node-1 (pp 2, &lt;b&gt;; pp 3, &lt;b&gt;)</b>" in view.nodes.data["html"][1]
+    strip = drawn(StatusView, run).strip.text
+    assert ("<small>pp 2, &lt;b&gt;; pp 3, &lt;b&gt;</small>" in strip) == (nodes == 4)
 
 
 def test_up_to_32_nodes_stand_in_a_ring_and_more_in_a_grid() -> None:

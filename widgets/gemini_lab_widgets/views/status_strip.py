@@ -307,9 +307,10 @@ def _node(node: NodeRow) -> str:
     root = " <small>root agent</small>" if node.is_root else ""
     goes = " <small>to leave</small>" if node.leaving is not None else ""
     sign = f"<i style='color:{css(COLOURS[node.health])}' aria-hidden=true>{SIGNS[node.health]}</i>"
+    ranks = f" <small>{esc(shown('; '.join(node.places)))}</small>" if node.places else ""
     is_plain = node.health in {"training", "over"}
     health = "" if is_plain else f" <small>{HEALTH.get(node.health, node.health)}</small>"
-    return f"<li>{sign}{esc(shown(node.name))}{where}{health}{goes}{root}</li>"
+    return f"<li>{sign}{esc(shown(node.name))}{where}{ranks}{health}{goes}{root}</li>"
 
 
 def _lines(status: Status) -> list[str]:
