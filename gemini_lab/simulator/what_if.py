@@ -150,8 +150,7 @@ class WhatIf:
 
     def __str__(self) -> str:
         lines = [f"{question:<34}{answer}" for question, answer in self.facts()]
-        lines += ["", _line(HEAD), *map(_line, self.rows()), ""]
-        lines += [self._cost_is(), ""]
+        lines += ["", _line(HEAD), *map(_line, self.rows()), "", self._cost_is(), ""]
         return "\n".join([*lines, *(f"- {text}" for text in self.assumptions)])
 
     def _cost_is(self) -> str:
@@ -162,7 +161,8 @@ class WhatIf:
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{_marked(text)}</li>" for text in self.assumptions)
         tables = f"{_table(self.facts())}{_table(self.rows(), head=HEAD)}"
-        return f"{tables}<p>{_marked(self._cost_is())}</p><ul>{notes}</ul>"
+        folded = f"<details><summary>What this assumes</summary><ul>{notes}</ul></details>"
+        return f"{tables}<p>{_marked(self._cost_is())}</p>{folded}"
 
 
 HEAD: Final = (

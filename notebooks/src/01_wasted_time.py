@@ -111,7 +111,7 @@ mean_min = expected_wasted_s(workload, policy, replaced=False) / 60
 
 # %%
 _, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-axes.hist(wasted_min, bins=24, color="C0", label=f"simulation, {failures} failures")
+axes.hist(wasted_min, bins=10, color="C0", label=f"simulation, {failures} failures")
 axes.axvline(mean_min, color="C1", linewidth=2, label=f"Eq. (1): {mean_min:.1f} min")
 axes.set(xlabel="minutes wasted by a failure", ylabel="failures", ylim=(0, None))
 axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.18), ncols=2)

@@ -175,12 +175,17 @@ large_batch = gpt_job(size="tiny", iterations=1000, batch=8, **four_times)
 wide = lab.profile(large_batch, link_bytes_per_s=link, profile_iterations=3)
 wide
 
+
 # %%
-for name, one in (("batch of 2", profile), ("batch of 8", wide)):
-    idle_ms, share = 1000 * one.idle_s, one.idle_s / one.iteration_s
-    print(f"{name}: {one.traffic_bytes} B in {len(one.collectives)} collectives, ", end="")
-    print(f"idle {idle_ms:.0f} ms = {share:.0%}, fingerprint {one.fingerprint}")
-times.came_out(f"{wide.traffic_bytes / profile.traffic_bytes:g}")
+def sent(name, one):
+    idle = f"idle {1000 * one.idle_s:.0f} ms = {one.idle_s / one.iteration_s:.0%}"
+    collectives = f"{one.traffic_bytes} B in {len(one.collectives)} collectives"
+    return f"{name}: {collectives}, {idle}, fingerprint {one.fingerprint}"
+
+
+# %%
+lines = sent("batch of 2", profile), sent("batch of 8", wide)
+times.came_out(f"{wide.traffic_bytes / profile.traffic_bytes:g}", *lines)
 
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>

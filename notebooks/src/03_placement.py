@@ -43,7 +43,7 @@ trials = 20000  # of the Monte Carlo
 # once: there are six pairs. Predict before you go on: an answer, and why.
 
 # %%
-fatal = predict("How many of the six pairs are fatal in groups, and how many in the ring? (2, 3)")
+fatal = predict("How many of the six pairs are fatal in groups, and in the ring (such as: 1, 3)?")
 fatal
 
 # %% [markdown]
@@ -66,9 +66,8 @@ def fatal_sets(placement, lost):
 
 # %%
 pairs = {"groups": fatal_sets(groups, 2), "ring": fatal_sets(ring, 2)}
-for name, sets in pairs.items():
-    print(f"{name:6}", sets)
-fatal.came_out(", ".join(str(len(sets)) for sets in pairs.values()))
+counts = ", ".join(str(len(sets)) for sets in pairs.values())
+fatal.came_out(counts, *(f"{name:6} {sets}" for name, sets in pairs.items()))
 
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>

@@ -74,8 +74,8 @@ filled
 # %%
 needs_ms = 1000 * (wire.alpha_s + shard_bytes / wire.bandwidth_bytes_per_s)
 idle_ms = 1000 * sum(span.duration_s for span in profile.idle_spans if span.before_update)
-print(f"{format_bytes(shard_bytes)} take {needs_ms:.0f} ms; the link is idle for {idle_ms:.0f} ms")
-filled.came_out(f"{needs_ms / idle_ms:.0%}")
+shown = f"{format_bytes(shard_bytes)} take {needs_ms:.0f} ms; the link is idle for {idle_ms:.0f} ms"
+filled.came_out(f"{needs_ms / idle_ms:.0%}", shown)
 
 # %% [markdown]
 # ## 2. Algorithm 2

@@ -117,23 +117,20 @@ lost_group = train("group-loss", group)
 reports = {"worker crash": crashed, "node loss": lost_node}
 reports |= {"root loss": lost_root, "group loss": lost_group}
 
-# %%
-for failure, report in reports.items():
-    for each in report.recoveries:
-        found = " ".join(receipt.tier for receipt in each.receipts)
-        print(f"{failure:12}  {each.cause:13} version {each.version}, shards from: {found}")
-
 
 # %%
-def tiers_of(report):
-    found = {receipt.tier for receipt in report.recoveries[-1].receipts}
-    return FROM[2] if "persistent" in found else FROM[1] if "peer" in found else FROM[0]
+def loaded(report):
+    """Return the answer to the prediction, and the line of the log that shows it."""
+    last = report.recoveries[-1]
+    found = [receipt.tier for receipt in last.receipts]
+    tiers = FROM[2] if "persistent" in found else FROM[1] if "peer" in found else FROM[0]
+    return tiers, f"{last.cause}: version {last.version}, shards from: {' '.join(found)}"
 
 
 # %%
 asked = (after_crash, after_loss, after_root, after_group)
 for prediction, one in zip(asked, reports.values(), strict=True):
-    prediction.came_out(tiers_of(one))
+    prediction.came_out(*loaded(one))
 
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>

@@ -55,9 +55,8 @@ make("fig14")
 # %%
 fig10_min = {point.series: point.y for point in fig10.figure().of("model")}
 ratio = fig10_min["HighFreq"] / fig10_min["Gemini"]
-faster.came_out(f"{ratio:.1f}")
-print(f"HighFreq by Gemini, one machine replaced: paper {23.1 / 1.6:.1f} (Fig. 10), ", end="")
-print(f"model {ratio:.1f} (Eq. 1)")
+shown = f"one machine replaced: paper {23.1 / 1.6:.1f} (Fig. 10), model {ratio:.1f} (Eq. 1)"
+faster.came_out(f"{ratio:.1f}", shown)
 
 # %% [markdown]
 # Wasted time is 1.6 minutes, but the whole recovery takes seven, or twelve if a machine has to be
@@ -67,7 +66,7 @@ print(f"model {ratio:.1f} (Eq. 1)")
 # ## 2. How much of the day is left? Fig. 15
 
 # %%
-trains = predict("Eight failures a day with Gemini: which share of the day trains, in %?")
+trains = predict("Eight failures a day with Gemini: what share of the day is training, in %?")
 trains
 
 # %%
@@ -145,7 +144,7 @@ weeks = poisson_failures(nodes=1000, days=15, rate=opt_175b())
 
 # %%
 def every(iterations):
-    """What 15 days come to with a checkpoint after every so many iterations."""
+    """Simulate 15 days with a checkpoint after every so many iterations."""
     by_rule = highfreq(fast)
     stream = replace(by_rule.persistent, every=iterations)
     return simulate(fast, replace(by_rule, persistent=stream), weeks, days=15)
@@ -179,7 +178,7 @@ with Verdict() as say:
 
 # %%
 def waiting(standbys):
-    """The share of the time that Gemini waits for machines, with so many standbys."""
+    """Return the share of the time that Gemini waits for machines, with so many standbys."""
     cluster = paper_workload(nodes=1000, standbys=standbys)
     outcome = simulate(cluster, gemini(cluster), weeks, days=15)
     return outcome.down_s.get("reserve", 0.0) / outcome.wall_s

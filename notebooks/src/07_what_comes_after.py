@@ -5,8 +5,7 @@
 # change a job that really runs: its size, its past, its machines.
 #
 # **Time.** One to two minutes to run, 50 minutes to read, predict and try. A laptop is enough.
-# Sections 1 to 4 are models and simulations. They list what they assume of numbers that you do not
-# give.
+# Sections 1 to 4 are models and simulations.
 #
 # **Read first.** The paper's sections 6.2 and 8, and labs 01, 03 and 06.
 
@@ -41,7 +40,7 @@ failures = 15  # a day, of 1,000 machines
 
 # %%
 in_memory = predict(
-    f"Memory of a machine for two copies in two buffers, {params} on {nodes}, in GB?"
+    f"{params} parameters on {nodes} machines, two copies in two buffers: GiB of memory a machine?"
 )
 in_memory
 
@@ -50,11 +49,11 @@ yours = {"params": params, "nodes": nodes, "network": network, "store": store}
 answer = plan(**yours, failures_per_node_per_day=failures / 1000)
 
 # %%
-in_memory.came_out(f"{answer.memory_needed_bytes / 1e9:.0f}")
+in_memory.came_out(f"{answer.memory_needed_bytes / 2**30:.0f}")
 answer
 
 # %% [markdown]
-# The first table is the plan, the second what to expect, the list what was taken for granted.
+# The first table is the plan, the second what to expect. What they assume is folded below them.
 #
 # **Compared with the paper.** What makes it free is that checkpoint traffic takes less than the
 # idle time.
@@ -183,7 +182,9 @@ with Verdict() as say:
 # The paper waits for a machine; Odyssey waits only if that costs least.
 
 # %%
-waits = predict("No standby, a new machine after four hours: which share of a year trains, in %?")
+waits = predict(
+    "No standby, a new machine after four hours: what share of a year is training, in %?"
+)
 waits
 
 # %%
@@ -274,17 +275,12 @@ def word_of(cause):
 
 
 # %% tags=["nodes"]
-for each in report.recoveries:
-    anew = report.ranks - len(each.kept)
-    again = f"iterations again: {each.lost_by_any}, processes started: {anew}"
-    print(f"{each.cause:14} {each.duration_s:4.1f} s, {again} (measured)")
-for each in report.rewinds:
-    print(f"rewind         {each.duration_s:4.2f} s to version {each.version} (measured)")
-
-# %% tags=["nodes"]
 pauses_s = {"rewind": max(each.duration_s for each in report.rewinds)}
 pauses_s |= {word_of(each.cause): each.duration_s for each in report.recoveries}
-slowest_pause.came_out(max(pauses_s, key=pauses_s.get))
+shown = [f"{word:7} {pause_s:5.2f} s (measured)" for word, pause_s in pauses_s.items()]
+started = {word_of(one.cause): report.ranks - len(one.kept) for one in report.recoveries}
+shown += [f"{word}: {count} processes started" for word, count in started.items()]
+slowest_pause.came_out(max(pauses_s, key=pauses_s.get), *shown)
 
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>

@@ -102,10 +102,9 @@ alone
 
 # %%
 left = {way: holdings.left_shares(held[way], lost=lost) for way in WAYS}
-for way, shares in left.items():
-    print(f"{way:7}", *(f"{kind} {share:4.0%}  " for kind, share in shares.items()))
+shown = {way: "   ".join(f"{k} {left[way][k]:4.0%}" for k in left[way]) for way in left}
 whole = [way for way, shares in left.items() if min(shares.values()) == 1]
-alone.came_out(" and ".join(whole) or "none")
+alone.came_out(" and ".join(whole) or "none", *(f"{way:7} {shown[way]}" for way in left))
 
 # %% [markdown]
 # Even under DP the lost rank takes a generator of 5 KB that nobody else has. Without it the next

@@ -47,6 +47,11 @@ def test_a_click_kills_a_machine_and_the_second_neighbour_takes_a_shard_with_it(
     assert "4 sets of 2 machines are fatal: 0+1, 0+3, 1+2, 2+3." in said.text_content()
 
 
+def test_on_a_phone_all_settings_are_in_sight(ring: Any) -> None:
+    ring.set_viewport_size({"width": 390, "height": 800})
+    assert ring.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_another_placement_begins_with_all_machines_alive(ring: Any) -> None:
     ring.get_by_role("button", name="machine 1, alive, rack 0").click()
     ring.get_by_label("placement").select_option("group")

@@ -48,6 +48,18 @@ def test_what_is_typed_is_kept_and_shown_beside_what_came_out(file, capsys):
     assert kept(file)["came_out"] == "4"
 
 
+def test_what_shows_a_result_is_hidden_with_it(file, capsys):
+    asked = Prediction(QUESTION, file=file)
+    asked.came_out(4, "ring [(0, 1), (1, 2)]", "more")
+    assert "(0, 1)" not in capsys.readouterr().out
+    hidden = asked._as_result()
+    assert "(0, 1)" not in hidden["text/plain"]
+    assert "<details>" in hidden["text/html"].partition("(0, 1)")[0]
+    asked.reveal()
+    assert asked._as_result()["text/plain"].endswith("came out: 4\nring [(0, 1), (1, 2)]\nmore")
+    assert "<details>" not in asked._as_result()["text/html"]
+
+
 def test_a_choice_is_one_of_those_and_is_judged(file):
     asked = Prediction(QUESTION, "two", "four", file=file)
     assert asked.box.value is None, "nothing is chosen for who predicts"

@@ -157,7 +157,12 @@ WRONG = [
     ("lab_03", 2, "deficit = 0.667", "what the bounds say"),
     ("lab_03", 2, "deficit = 0.4", "not 0.4: all 1,820 sets of four machines"),
     ("lab_03", 2, "deficit = 40", "a share between 0 and 1"),
-    ("lab_03", 3, "tough = plan_placement(nodes=16)", "of the pairs of racks are fatal"),
+    (
+        "lab_03",
+        3,
+        "tough = plan_placement(nodes=16)",
+        "6 of the 6 pairs of racks are fatal: [(0, 1), ",
+    ),
     ("lab_03", 3, "tough = plan_placement(nodes=16, replicas=3)", "pairs of racks are fatal"),
     ("lab_03", 3, "tough = plan_placement(nodes=8, replicas=3)", "sixteen machines"),
     (

@@ -14,6 +14,7 @@ from told_runs import ToldRun
 
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError
+from gemini_lab.injector import Scenario
 from gemini_lab.log import events
 from gemini_lab.report import load_measured, measure, predict
 from gemini_lab.report.predicted import failures_of, lines
@@ -27,9 +28,9 @@ from gemini_lab.simulator import (
     simulate,
 )
 from gemini_lab.simulator.policy import gemini
-from gemini_lab_course.recorded import FOLDER, recorded_run, recorded_scenario
+from gemini_lab_course.recorded import FOLDER
 
-PLAYED = recorded_scenario()  # by which `four_failures` was played
+PLAYED = Scenario.load(FOLDER / "four_failures.json")  # by which `four_failures` was played
 ITERATIONS = 27
 
 
@@ -48,7 +49,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reduced(runs):
-    return {name: recorded_run(name) for name in runs}
+    return {name: RunReducer.load(runs[name], keep=FOR_REPORT) for name in runs}
 
 
 def test_a_log_tells_its_job_and_the_times_of_each_kind_of_failure(runs):

@@ -6,15 +6,19 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 from gemini_lab_widgets.pictures.film import AFTER_S, LEAST_S, MOST_NODES, film, scenes
+from told_runs import recorded
 
 from gemini_lab.report.recovery import Recovery
-from gemini_lab_course.recorded import recorded_run
+from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 
 
 @pytest.fixture(scope="module")
 def recoveries() -> tuple[Recovery, ...]:
     """Of a real run: two lost nodes and two lost workers."""
-    return recorded_run("four_failures").recoveries.recoveries()
+    reducer = RunReducer(keep=FOR_REPORT)
+    for entry in recorded("four_failures"):
+        reducer.take(entry)
+    return reducer.recoveries.recoveries()
 
 
 def test_a_recovery_knows_who_sat_where_before_and_afterwards(recoveries):

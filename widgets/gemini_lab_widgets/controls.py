@@ -310,12 +310,14 @@ class Controls:
             pressed.on_click(lambda _, act=act: self._try(act))
         self.pause.observe(lambda _: self.refresh(anyway=True), "value")
         self.kind.observe(lambda _: self._want_place(), "value")
+        wraps = {"flex_flow": "row wrap"}  # on a phone
+        buttons = self.start_button, self.stop_button, self.pause, self.close_button
         lines = [
             self.status,
             self.bar,
             self.strip,
-            ipywidgets.HBox([self.start_button, self.stop_button, self.pause, self.close_button]),
-            ipywidgets.HBox([self.kind, self.place, self.fail_button]),
+            ipywidgets.HBox(buttons, layout=wraps),
+            ipywidgets.HBox([self.kind, self.place, self.fail_button], layout=wraps),
             self.asking.row,
             self.log,
         ]
@@ -413,7 +415,9 @@ class Asking:
         self.button = ipywidgets.Button(description="Ask now", icon="share")
         self.button.on_click(lambda _: attempt(self.ask))
         self.what.observe(lambda _: self._want(), "value")
-        self.row = ipywidgets.HBox([self.what, self.node, self.count, self.button])
+        self.row = ipywidgets.HBox(
+            [self.what, self.node, self.count, self.button], layout={"flex_flow": "row wrap"}
+        )
 
     def ask(self) -> None:
         """Ask the run for what is chosen.

@@ -33,8 +33,8 @@ def exercise_1(cases: object) -> str:
         need(best_s <= worst_s, f"`{call}` has a best case that is worse than its worst")
         need(
             isclose(best_s, checkpoint_s + retrieval_s),
-            f"`{call}` gives {best_s:g} s at best, which is not what a failure wastes that comes "
-            "just after a checkpoint became whole",
+            f"`{call}` gives {best_s:g} s at best, but a failure just after a checkpoint became "
+            "whole wastes another time",
             hint="A checkpoint is of the moment at which it was begun. What came after that?",
         )
         mean_s = wasted_time_s(

@@ -7,7 +7,6 @@ from gemini_lab.placement import (
     best_possible,
     enumerated_probability,
     plan_placement,
-    rack_recovery_probability,
 )
 from gemini_lab_course.attacks import compared, withstood
 from gemini_lab_course.verdict import given, need, number
@@ -73,11 +72,11 @@ def exercise_3(tough: object) -> str:
     """
     placement = given(tough, Placement, name="tough", words=_PLACEMENT)
     need(placement.nodes == 16, f"sixteen machines are asked for, not {placement.nodes}")
-    racks = [f"rack-{node // 4}" for node in range(16)]
-    fatal = 1 - rack_recovery_probability(placement, racks, 2)
+    lost = {pair: [n for n in range(16) if n // 4 in pair] for pair in combinations(range(4), 2)}
+    fatal = [pair for pair, nodes in lost.items() if not placement.survives(nodes)]
     need(
-        fatal == 0,
-        f"{float(fatal):.0%} of the pairs of racks are fatal",
+        not fatal,
+        f"{len(fatal)} of the 6 pairs of racks are fatal: {fatal}",
         hint="In how many racks does a shard need a holder, so that any two may go?",
         shows=placement,
     )

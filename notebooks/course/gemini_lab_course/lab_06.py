@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from gemini_lab.simulator import Outcome
+from gemini_lab_course.attacks.outcome import counted
 from gemini_lab_course.verdict import need, whole_number
 
 
@@ -23,7 +24,7 @@ def exercise_1(iterations: object, *, every: Callable[[int], Outcome]) -> str:
     need(
         yours > best - 0.01,
         f"{yours:.1%} with {count}; over a point more is possible",
-        hint="Try a few with `every`: seldom loses progress, often stalls.",
+        hint="Try a few with `every`. Rare ones lose progress, frequent ones stall training.",
     )
     return f"right: every {count} iterations, {yours:.1%} of the time counts (simulated)"
 
@@ -43,7 +44,7 @@ def exercise_2(enough: object, *, waiting: Callable[[int], float], nodes: int = 
     need(0 <= count <= nodes, f"between 0 and {nodes} standbys can wait, not {count}")
     share = waiting(count)
     hint = "A lost machine is replaced within minutes. How many die within the same minutes?"
-    is_few = f"with {count} standbys, {share:.2%} of the time is spent waiting"
+    is_few = f"with {counted(count, 'standby')}, {share:.2%} of the time is spent waiting"
     need(share < 0.001, is_few, hint=hint)
     less = waiting(count - 1) if count else 1.0
     need(less >= 0.001, f"{count} are enough, but so are fewer", hint=hint)

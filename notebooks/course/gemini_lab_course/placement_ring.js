@@ -59,7 +59,7 @@ function slider(label, low, high, model, name) {
 function render({ model, el }) {
   const dead = new Set(), found = new Set();
   el.style.cssText = "max-width:760px;font-family:var(--jp-ui-font-family,sans-serif)";
-  const settings = made("div", { style: "margin:.3em 0" });
+  const settings = made("div", { style: "margin:.3em 0;display:flex;flex-wrap:wrap" });
   const drawing = made("div"), said = made("p", { role: "status", style: "min-height:2.6em;margin:.3em 0" });
   const buttons = made("div");
   settings.append(
@@ -70,19 +70,20 @@ function render({ model, el }) {
   );
   el.append(settings, drawing, said, buttons);
 
+  const named = (what, numbers) => `${what}${numbers.length === 1 ? "" : "s"} ${numbers.join(", ")}`;
   const tell = () => {
     const holders = model.get("holders"), size = model.get("replicas");
     const lost = lostShards(holders, dead);
     const names = [...dead].sort((a, b) => a - b).join(", ");
     if (lost.length && dead.size === size) found.add(names);
     const number = found.size === 1 ? "1 fatal set" : `${found.size} fatal sets`;
-    const dying = dead.size === 1 ? `Machine ${names} is dead` : `Machines ${names} are dead`;
+    const dying = `${dead.size === 1 ? "Machine" : "Machines"} ${names} ${dead.size === 1 ? "is" : "are"} dead`;
     const tally = ` You have found ${number} of ${size} machines.`;
     said.style.color = lost.length ? RED : "";
     said.textContent = !dead.size
       ? "Click a machine to kill it, or bring it back. Each number is a machine with its own shard." + tally
       : lost.length
-        ? `${dying}: every copy of shard ${lost.join(", ")} is lost.` + tally
+        ? `${dying}: every copy of ${named("shard", lost)} is lost.` + tally
         : `${dying}, and every shard is still in some memory.` + tally;
   };
 

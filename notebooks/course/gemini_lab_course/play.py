@@ -1,7 +1,6 @@
 """Things to play with in labs: a ring of machines that clicks kill, sliders, and kills drawn."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ import anywidget
 import traitlets
 from gemini_lab_widgets.cell_output import CellOutput
 from gemini_lab_widgets.pictures import palette, view
-from ipywidgets import FloatLogSlider, FloatSlider, IntSlider, interactive
+from ipywidgets import FloatSlider, IntSlider, SelectionSlider, interactive
 from matplotlib import pyplot as plt
 
 from gemini_lab.lab.run import Run
@@ -132,16 +131,16 @@ def ring_html(*, nodes: int = 4, replicas: int = 2, racks: int = 2) -> str:
 def play_wasted_time(workload: Workload) -> Any:
     """Return sliders over Eq. (1): what one failure wastes, and what that is of a day."""
 
-    def slider(name: str, value: float, least: float, most: float) -> FloatLogSlider:
-        low, high = math.log10(least), math.log10(most)
-        step = {"readout_format": ".3g", "step": 0.01}
-        return FloatLogSlider(value, min=low, max=high, description=name, **step, **WIDE)
+    def slider(name: str, value: float, *values: float) -> SelectionSlider:
+        return SelectionSlider(options=values, value=value, description=name, **WIDE)
 
     return interactive(
         lambda interval, store, failures: _draw_eq_1(workload, interval, store, failures),
-        interval=slider("a checkpoint every ... minutes", 180, 1, 360),
-        store=slider("the store takes ... Gbit/s", 20, 5, 2000),
-        failures=slider("failures a day", 1, 0.05, 50),
+        interval=slider(
+            "a checkpoint every ... minutes", 180, 1, 2, 4, 8, 15, 30, 60, 120, 180, 360
+        ),
+        store=slider("the store takes ... Gbit/s", 20, 5, 10, 20, 50, 100, 200, 500, 1000, 2000),
+        failures=slider("failures a day", 1, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50),
     )
 
 
@@ -162,7 +161,10 @@ def _draw_eq_1(workload: Workload, interval: float, store: float, failures: floa
         left += minutes
     day = min(1.0, failures * wasted / (24 * 60))
     axes.set(yticks=[], xlabel="minutes wasted by a failure (model)", xlim=(0, max(120.0, left)))
-    axes.set_title(f"{wasted:.3g} min a failure, {day:.1%} of each day", loc="left", fontsize=11)
+    told = f"{wasted:.3g} min a failure, {day:.1%} of each day"
+    if 2 * terms["1/(2f)"] > interval:
+        told += f"; by Eq. (2) at most every {2 * terms['1/(2f)']:.3g} min"
+    axes.set_title(told, loc="left", fontsize=11)
     figure.legend(frameon=False, ncols=3, loc="outside lower left")
     plt.show()
 
@@ -211,20 +213,24 @@ def _draw_spans(profile: Profile, size_bytes: float, link_bytes_per_s: float) ->
 
 def play_chances() -> Any:
     """Return sliders over the chance that memory does not suffice, with and without racks."""
-    chance = partial(FloatSlider, max=-1, step=0.1, **WIDE)
+    chances = [(f"1 in {10**power:,}", 10.0**-power) for power in range(6, 0, -1)]
+
+    def chance(name: str, value: float) -> SelectionSlider:
+        return SelectionSlider(options=chances, value=value, description=name, **WIDE)
+
     return interactive(
         _draw_chances,
         nodes=IntSlider(64, min=16, max=512, step=16, description="machines, N", **WIDE),
         replicas=IntSlider(2, min=2, max=4, description="copies, m", **WIDE),
-        machine=chance(-3, min=-5, description="10^x: a machine dies"),
-        rack=chance(-4, min=-6, description="10^x: a rack dies"),
+        machine=chance("a machine dies, chance", 1e-3),
+        rack=chance("a rack dies, chance", 1e-4),
     )
 
 
 def losses(*, nodes: int, replicas: int, machine: float, rack: float) -> dict[str, float]:
     """Return the chance of a loss in a window, by how groups are placed in eight racks."""
     racks = [f"rack-{node * 8 // nodes}" for node in range(nodes)]
-    chance = partial(loss_probability, node_chance=10**machine, rack_chance=10**rack, racks=racks)
+    chance = partial(loss_probability, node_chance=machine, rack_chance=rack, racks=racks)
     placed = {
         "groups as listed": plan_placement(nodes=nodes, replicas=replicas),
         "groups across racks": plan_placement(nodes=nodes, replicas=replicas, racks=racks),

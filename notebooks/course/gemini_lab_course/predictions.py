@@ -70,7 +70,9 @@ class Prediction:
         else:
             self.box = ipywidgets.Text(value=before, placeholder="your prediction")
         self.why = ipywidgets.Text(
-            value=self._known.get("why", ""), placeholder="why?", layout={"width": "32em"}
+            value=self._known.get("why", ""),
+            placeholder="why?",
+            layout={"width": "32em", "max_width": "100%"},
         )
         self.keep_button = ipywidgets.Button(description="Predict", icon="check")
         self.reset_button = ipywidgets.Button(description="Start over", icon="undo")
@@ -78,6 +80,7 @@ class Prediction:
         buttons = ipywidgets.HBox([self.keep_button, self.reset_button])
         self._row = ipywidgets.VBox([asked, self.box, self.why, buttons])
         self._below, self._result = CellOutput(), CellOutput()
+        self._lines = ""
         self._key = (file.absolute(), question)
         for each in (self.box, self.why):
             each.observe(lambda _: self._write(), names="value")
@@ -103,8 +106,14 @@ class Prediction:
             )
         return f"{told}; came out: {self.seen}"
 
-    def came_out(self, seen: object) -> None:
-        """Reveal the result beside the prediction; without one, a button waits in its place."""
+    def came_out(self, seen: object, *lines: str) -> None:
+        """Reveal the result; if nothing was predicted, a button waits in its place.
+
+        Args:
+            seen: The result.
+            lines: Lines that show it, hidden until then too.
+        """
+        self._lines = "\n".join(lines)
         _results[self._key] = str(seen)
         self._write(came_out=str(seen))
         if not self.is_empty:
@@ -113,7 +122,7 @@ class Prediction:
         if in_notebook():
             self._result.show(self._as_result())
         else:
-            tell(self.words)
+            tell(self.words if self.seen is None else f"{self.words}\n{self._lines}".strip())
 
     def reveal(self) -> None:
         """Show the result to a reader who does not want to predict."""
@@ -169,8 +178,11 @@ class Prediction:
 
     def _as_result(self) -> dict[str, Any]:
         """Return what a cell shows that found the result out."""
+        lines = f"<pre>{escape(self._lines)}</pre>" if self._lines else ""
         if self.seen is not None:
-            return self._as_text()
+            told = self._as_text()
+            plain = "\n".join(filter(None, (told["text/plain"], self._lines)))
+            return {"text/html": told["text/html"] + lines, "text/plain": plain}
         button = ipywidgets.Button(description="Show the result", icon="eye")
         button.on_click(lambda _: self.reveal())
         question = self.question if self.question.endswith("?") else f"{self.question} ..."
@@ -179,7 +191,7 @@ class Prediction:
         row = ipywidgets.HBox([text, button], layout={"flex_flow": "row wrap"})
         told = f"<summary>{escape(self.question)} The result</summary>"
         result = escape(_results.get(self._key, "")).replace("\n", "<br>")
-        folded = f"<details>{told}{result}</details>"
+        folded = f"<details>{told}{result}{lines}</details>"
         return {
             **row._repr_mimebundle_(),
             "text/html": _paragraph(folded),

@@ -9,47 +9,15 @@ import argparse
 import gzip
 import tempfile
 import webbrowser
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from gemini_lab.display import tell
-from gemini_lab.errors import ConfigError
-from gemini_lab.injector.scenario import Scenario
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.file import LOG_FILE
-from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 
 FOLDER: Final = Path(__file__).with_name("runs")
-
-
-@contextmanager
-def unpacked(name: str) -> Iterator[Path]:
-    """Give the log of the run called `name`, until the block ends.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
-    packed = FOLDER / f"{name}.jsonl.gz"
-    if not packed.is_file():
-        known = ", ".join(sorted(one.name.split(".")[0] for one in FOLDER.glob("*.gz")))
-        raise ConfigError(f"no run {name!r} was recorded; choose from {known}")
-    with tempfile.TemporaryDirectory(prefix="gemini_lab-recorded-") as below:
-        folder = Path(below) / name
-        folder.mkdir()
-        (folder / LOG_FILE).write_bytes(gzip.decompress(packed.read_bytes()))
-        yield folder / LOG_FILE
-
-
-def recorded_run(name: str) -> RunReducer:
-    """Return what is to be reported of the run called `name`.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
-    with unpacked(name) as log:
-        return RunReducer.load(log.parent, keep=FOR_REPORT)
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -67,14 +35,13 @@ def command(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-browser", action="store_true", help="only write the page")
     options = parser.parse_args(arguments)
     tell("making the page of a run that lost two nodes and two workers ...")
-    with unpacked("four_failures") as log:
+    packed = FOLDER / "four_failures.jsonl.gz"
+    with tempfile.TemporaryDirectory(prefix="gemini_lab-recorded-") as below:
+        log = Path(below) / "four_failures" / LOG_FILE
+        log.parent.mkdir()
+        log.write_bytes(gzip.decompress(packed.read_bytes()))
         page = save_log(log, options.save)
     tell(f"it is {page.absolute()}, and needs no network and no server")
     if not options.no_browser and not webbrowser.open(page.absolute().as_uri()):
         tell("no browser was found here; open that file in one")
     return 0
-
-
-def recorded_scenario() -> Scenario:
-    """Return the scenario that `four_failures` was played by, from its file."""
-    return Scenario.load(FOLDER / "four_failures.json")
