@@ -103,7 +103,7 @@ schedule = plan()
 view(schedule, profile=profile)
 
 # %% [markdown]
-# Play with it. When does the update wait? What does a tiny buffer do, and what a second copy?
+# Play with it. When does the update wait? What does a tiny buffer do, and a third copy?
 
 
 # %%
@@ -160,7 +160,7 @@ except CapacityError as error:
 # while training waits; the others plan with a profile of their own run.
 
 # %%
-slower = predict("How many times the iteration of none does blocking take?")
+slower = predict("How many times as long as without checkpoints is an iteration of blocking?")
 slower
 
 # %%

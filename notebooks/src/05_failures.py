@@ -211,14 +211,13 @@ print(f"goes on from version {last['node loss'].version}")
 
 # %%
 most = predict(
-    "From memory, how many iterations at most does one failure have ranks do again?",
+    "When memory suffices, how many iterations at most do ranks repeat after a failure?",
     *("none", "two", "ten"),
 )
 most
 
 # %% [markdown]
-# An iteration was done again if the log has it twice from the same rank, and not only as a part of
-# what was loaded.
+# A rank repeated an iteration if the log has it twice from that rank, not counting what was loaded.
 
 
 # %%
@@ -230,10 +229,9 @@ def done_again(run):
 
 # %%
 again = {failure: done_again(runs[failure.replace(" ", "-")]) for failure in last}
-for failure, recovery in last.items():
-    print(f"{failure:12} {recovery.tier:10} done again: {again[failure]}")
+shown = [f"{name:12} {one.tier:10} repeated: {again[name]}" for name, one in last.items()]
 from_memory = max(again[failure] for failure in last if last[failure].tier == "memory")
-most.came_out("none" if not from_memory else "two" if from_memory <= 2 else "ten")
+most.came_out("none" if not from_memory else "two" if from_memory <= 2 else "ten", *shown)
 
 # %% [markdown]
 # Whether it is none, one or two is chance: did the kill fall before the newest version was whole,
@@ -314,14 +312,14 @@ from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source
 
 
 # %%
-def start_anew(*, placement, members):
+def start_over(*, placement, members):
     none = {"tier": "start", "holder": None}
     sources = tuple(Source(shard=shard, **none) for shard in range(placement.nodes))
     plan = {"version": None, "tier": "start", "members": members, "sources": sources}
     return RecoveryPlan(**plan, transfers=(), reason="the safest")
 
 
-attack(start_anew, stage="recovery")
+attack(start_over, stage="recovery")
 
 
 # %% tags=["exercise"]

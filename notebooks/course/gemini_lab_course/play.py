@@ -303,7 +303,7 @@ def show_strikes(runs: Mapping[str, Run]) -> None:
         if strike.whole_at is not None and strike.whole_at < 1:
             axes.barh(row, 1 - strike.whole_at, 0.5, strike.whole_at, color=palette.REPLICAS[0])
         axes.plot(strike.at, row, "X", color=palette.FAILURE, markersize=11)
-    axes.set(xlabel="of the iteration (blue: the version before is usually whole; cross: the kill)")
+    axes.set(xlabel="share of an iteration (blue: the version before is whole; cross: the kill)")
     axes.set_xlim(0, max([1.02, *(1.05 * strike.at for strike in found.values())]))
     axes.invert_yaxis()
     plt.show()
