@@ -177,14 +177,14 @@ wide
 
 
 # %%
-def sent(name, one):
+def described(name, one):
     idle = f"idle {1000 * one.idle_s:.0f} ms = {one.idle_s / one.iteration_s:.0%}"
     collectives = f"{one.traffic_bytes} B in {len(one.collectives)} collectives"
     return f"{name}: {collectives}, {idle}, fingerprint {one.fingerprint}"
 
 
 # %%
-lines = sent("batch of 2", profile), sent("batch of 8", wide)
+lines = described("batch of 2", profile), described("batch of 8", wide)
 times.came_out(f"{wide.traffic_bytes / profile.traffic_bytes:g}", *lines)
 
 # %% [markdown]
