@@ -354,7 +354,7 @@ class Lab:
         there = ", ".join(f"{name} (root)" if name == self.root else name for name in agents)
         rows = {
             "lab": "closed" if self._is_closed else "open",
-            "trains on": f"{self.nodes} nodes, {self.standbys} standbys besides",
+            "trains on": f"{self.nodes} nodes, {self.standbys} on standby",
             "agents there": there or "none",
             "last run": self.run or "none",
             "folder": self.folder,

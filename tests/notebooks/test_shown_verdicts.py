@@ -55,6 +55,24 @@ def test_who_reads_a_notebook_sees_a_card_and_no_error_and_nbgrader_sees_an_erro
     assert error.evalue.startswith("not yet: ")
 
 
+CHECKED = """
+from gemini_lab_course import Verdict
+def exercise_1(answer):
+    print("tried", answer)
+    return "right: yes"
+"""
+
+
+def test_an_older_value_is_not_tried_once_its_cell_raised():
+    """A check may train for half a minute."""
+    check = "with Verdict() as say:\n    say(exercise_1(mine))"
+    *_, raised, (card,) = outputs(
+        CHECKED, "mine = 5", check, "mine = 1 / 0", check, **{READER: "x"}
+    )
+    assert raised
+    assert "`mine` raised ZeroDivisionError" in " ".join(card.data["text/plain"].split())
+
+
 ANSWERS = (
     "from gemini_lab_course import Verdict, lab_03\nfrom gemini_lab import plan_placement",
     "five = plan_placement(nodes=5, strategy='ring')",

@@ -112,8 +112,8 @@ class Verdict(AbstractContextManager[Callable[[str], None]]):
     """
 
     def __enter__(self) -> Callable[[str], None]:
-        self._unmade = _unmade_answer()
-        return say if self._unmade is None else lambda _: None
+        _drop_failed_answer()
+        return say
 
     def __exit__(
         self,
@@ -121,9 +121,9 @@ class Verdict(AbstractContextManager[Callable[[str], None]]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if isinstance(error, KeyboardInterrupt) or (error is None and self._unmade is None):
+        if error is None or isinstance(error, KeyboardInterrupt):
             return False
-        verdict = self._unmade or _as_verdict(error or WrongAnswerError(NOT_YET), trace)
+        verdict = _as_verdict(error, trace)
         card = Card(str(verdict), hint=verdict.hint, shows=verdict.shows)
         verdict.is_shown = show_below_cell(card)
         if verdict.is_shown and READER in os.environ and GRADES not in os.environ:
@@ -131,16 +131,14 @@ class Verdict(AbstractContextManager[Callable[[str], None]]):
         raise verdict from None
 
 
-def _unmade_answer() -> WrongAnswerError | None:
-    """Return the verdict if the answer's cell raised: an older value is not judged."""
+def _drop_failed_answer() -> None:
+    """Delete an answer whose newest cell raised: an older value is neither tried nor judged."""
     running = cells.shell()
     if running is None:
-        return None
-    asked = re.findall(r"exercise_\d+\((\w+)", running.user_ns.get("In", [""])[-1])
-    for name in asked:
+        return
+    for name in re.findall(r"exercise_\d+\((\w+)", running.user_ns.get("In", [""])[-1]):
         if cells.has_failed(name):
-            return WrongAnswerError(f"no answer yet: {cells.why_missing(name)}")
-    return None
+            running.user_ns.pop(name, None)
 
 
 # -- verdicts --------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def _attacked(part: Part, path: Path, *, runs: int, within_s: int) -> Counterexa
 def _say(found: Counterexample | Withstood) -> None:
     if isinstance(found, Counterexample):
         tell(f"broken, after {counted(found.tried, 'smaller case')}:\n  {found.words}")
-        tell(f"asked with: { {name: str(one) for name, one in found.case.arguments.items()} }")
+        tell("\n  ".join(["asked with:", *(f"{k}: {v}" for k, v in found.case.arguments.items())]))
     else:
         tell(f"{'withstood' if found.is_complete else 'not tried to the end'}: {found.words}")
         tell(compared(found))
