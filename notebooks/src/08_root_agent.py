@@ -16,7 +16,7 @@ from collections import defaultdict
 
 from gemini_lab import Lab, NodeLoss, Scenario, WorkerCrash, attack
 from gemini_lab.training.quickstart import gpt_job
-from gemini_lab_course.own_root.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
+from gemini_lab_course.own_root.deciding import Changed, Failed, Fenced, Joined, Told
 from gemini_lab_course.predictions import predict
 
 # %% tags=["parameters"]
@@ -67,6 +67,9 @@ seconds = 100  # that an attack may take
 first = predict("After which single failure does a hasty root agent go wrong first?")
 first
 
+# %%
+from gemini_lab_course.own_root.deciding import Ask, Fence, Start, Wait
+
 
 # %%
 def hasty(state, event, cluster):
@@ -108,8 +111,8 @@ def decide(state, event, cluster):
     if isinstance(event, Fenced):
         state["fenced"].append(event.node)
         return Ask() if set(state["fenced"]) >= set(cluster.living) else None
-    if not isinstance(event, Told):
-        state.update(fenced=[], told={})  # whatever happened: begin anew, with nothing believed
+    if isinstance(event, (Failed, Joined, Changed)):
+        state.update(fenced=[], told={})  # begin again, and believe nothing
         return Fence()
     state["told"][event.node] = event.copies
     if not state["told"].keys() >= set(cluster.living):

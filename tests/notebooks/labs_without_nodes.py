@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import nbformat
 from editions import SOURCES, read
@@ -28,7 +28,7 @@ from gemini_lab_course.attacks.divisions import divided
 from gemini_lab_course.attacks.roots import SMALL, TRAINS
 from gemini_lab_course.attacks.stories import of_function, tell
 from gemini_lab_course.holdings import KINDS, pieces_of
-from gemini_lab_course.own_root.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
+from gemini_lab_course.own_root.deciding import Action, Event
 from gemini_lab_course.own_root.process import packed
 
 Names = dict[str, Any]
@@ -217,7 +217,7 @@ def train_with(root: Any) -> ToldReport:
 
 def _lab_08() -> Names:
     return {
-        **{kind.__name__: kind for kind in (Ask, Failed, Fence, Fenced, Start, Told, Wait)},
+        **{kind.__name__: kind for kind in (*get_args(Event), *get_args(Action))},
         "defaultdict": defaultdict,
         "seconds": 100,
         "quiet": ToldReport(),
