@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gemini_lab import RunReport, Scenario
-from gemini_lab_course.verdict import given, need
+from gemini_lab_course.verdict import given, need, struck
 
 
 def exercise_1(
@@ -22,13 +22,13 @@ def exercise_1(
     scenario = given(answer, Scenario, name="answer", words="a Scenario")
     need(scenario.planned, "no failure is in `answer` yet: `add` one")
     report = train(scenario)
-    struck = [
+    lost = [
         {each.node for each in recovery.injections if each.kind == "node_loss"}
-        for recovery in report.recoveries
+        for recovery in struck(report)
     ]
-    at_once = max(map(len, struck), default=0)
+    at_once = max(map(len, lost), default=0)
     need(at_once == 2, f"two nodes have to die at once, and the log has {at_once}")
-    for recovery in report.recoveries:
+    for recovery in struck(report):
         need(
             recovery.tier == "memory",
             f"memory was not enough; the log says: {recovery.reason}",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from gemini_lab import RunReport
 from gemini_lab_course.attacks import compared, withstood
-from gemini_lab_course.verdict import WrongAnswerError, another_kind, as_list, given, need
+from gemini_lab_course.verdict import WrongAnswerError, another_kind, as_list, given, need, struck
 
 _TIERS = ("local", "peer", "persistent")
 
@@ -25,8 +25,8 @@ def exercise_1(
     """
     foretold = _listed(tiers, ranks=ranks)
     report = train()
-    need(report.recoveries, "the run had no failure to recover from; run the cell again")
-    found = [receipt.tier for receipt in report.recoveries[-1].receipts]
+    need(struck(report), "the run had no failure to recover from; run the cell again")
+    found = [receipt.tier for receipt in struck(report)[-1].receipts]
     need(len(found) == ranks, f"the log tells of {len(found)} shards only; run the cell again")
     missed = sum(mine != seen for mine, seen in zip(foretold, found, strict=True))
     need(
@@ -65,8 +65,8 @@ def exercise_2(better: object, *, train: Callable[..., RunReport], undisturbed: 
     settings = given(better, dict, name="better", words='a dictionary, {"setting": value}')
     need(settings, '`better` is empty; make it {"setting": value}')
     report = train(**settings)
-    need(report.recoveries, "the run had no failure to recover from; run the cell again")
-    recovery = report.recoveries[-1]
+    need(struck(report), "the run had no failure to recover from; run the cell again")
+    recovery = struck(report)[-1]
     need(len(recovery.injections) == 2, "the failure did not strike both nodes; run it again")
     need(
         recovery.tier == "memory",

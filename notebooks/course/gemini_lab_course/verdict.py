@@ -14,6 +14,8 @@ from typing import Final, TypeVar
 
 from gemini_lab.display import NO_FORMULAS, picture, show_below_cell, tell
 from gemini_lab.errors import ConfigError, in_lines, kind_of
+from gemini_lab.report import RunReport
+from gemini_lab.report.recovery import Recovery
 from gemini_lab_course import cells
 from gemini_lab_course.cells import in_short
 
@@ -227,6 +229,11 @@ def called(function: Callable[..., object], *arguments: float, name: str) -> obj
     except BaseException as error:
         call = f"{name}({', '.join(f'{each:g}' for each in arguments)})"
         raise WrongAnswerError(f"`{call}` raised {in_short(error)}") from error
+
+
+def struck(report: RunReport) -> list[Recovery]:
+    """Return the recoveries from injected failures: a busy machine may add others."""
+    return [recovery for recovery in report.recoveries if recovery.injections]
 
 
 def need(condition: object, sentence: str, *, hint: str = "", shows: object = None) -> None:
