@@ -62,7 +62,7 @@ def exercise_2(
     recoveries = struck(report)
     told = len(recoveries)
     need(told >= failures, f"{failures} failures were to strike, and the log has {told}; run again")
-    elsewhere = [each.tier for each in recoveries if each.tier != "memory"]
+    elsewhere = [str(each.tier) for each in recoveries if each.tier != "memory"]
     need(
         not elsewhere, f"not every version came from memory, but also from: {', '.join(elsewhere)}"
     )

@@ -180,9 +180,9 @@ class Prediction:
         """Return what a cell shows that found the result out."""
         lines = f"<pre>{escape(self._lines)}</pre>" if self._lines else ""
         if self.seen is not None:
-            told = self._as_text()
-            plain = "\n".join(filter(None, (told["text/plain"], self._lines)))
-            return {"text/html": told["text/html"] + lines, "text/plain": plain}
+            shown = self._as_text()
+            plain = f"{shown['text/plain']}\n{self._lines}".strip()
+            return {"text/html": shown["text/html"] + lines, "text/plain": plain}
         button = ipywidgets.Button(description="Show the result", icon="eye")
         button.on_click(lambda _: self.reveal())
         question = self.question if self.question.endswith("?") else f"{self.question} ..."
