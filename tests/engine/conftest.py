@@ -1,7 +1,9 @@
 """Shared by the tests that need real ranks, of DeepSpeed or of plain PyTorch."""
 
+import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +17,10 @@ SERVER = Path(__file__).with_name("zero_server.py")
 class Server:
     """Runs requests on fresh ranks each; one that a test gave up is replaced by another."""
 
-    def __init__(self):
+    def __init__(self, folder):
         self.process = None
         self.number = 0
+        self.folder, self.shared = folder, {}
 
     def run(self, folder, **request):
         """What each rank found; raises with a rank's error text if one failed."""
@@ -32,6 +35,17 @@ class Server:
             raise RuntimeError("\n".join(errors) or f"exit codes {answer}")
         ranks = range(request["ranks"])
         return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in ranks]
+
+    def run_once(self, folder, **request):
+        """As `run`; tests that ask for the same share one run, and each gets its files."""
+        asked = json.dumps({"ranks": 2, **request}, sort_keys=True)
+        if asked not in self.shared:
+            ran = self.folder / str(self.number)
+            ran.mkdir()
+            self.shared[asked] = ran, self.run(ran, **request)
+        ran, found = self.shared[asked]
+        shutil.copytree(ran, folder, dirs_exist_ok=True)
+        return copy.deepcopy(found)
 
     def ask(self, request):
         if self.process is None:
@@ -58,7 +72,7 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def server():
-    started = Server()
+def server(tmp_path_factory):
+    started = Server(tmp_path_factory.mktemp("shared"))
     yield started
     started.close()

@@ -93,7 +93,7 @@ CASES += [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tmp_path, case):
     ranks = case.get("ranks", 2)
-    whole = server.run(tmp_path, case=case, ranks=ranks, seed=1, capture_at=3)
+    whole = server.run_once(tmp_path, case=case, ranks=ranks, seed=1, capture_at=3)
     resumed = server.run(tmp_path, case=case, ranks=ranks, seed=99, load=True)
     for before, after in zip(whole, resumed, strict=True):
         assert bool(before["place"]) == bool(before["layout"]["uneven"])
@@ -173,7 +173,7 @@ def test_a_version_from_before_the_first_step_can_be_restored(server, tmp_path):
 @pytest.mark.parametrize("stage", [1, 3])
 def test_an_engine_that_already_stepped_can_be_restored(server, tmp_path, stage):
     case = {"stage": stage, "optimizer": "Adam"}
-    whole = server.run(tmp_path, case=case, seed=1, capture_at=3)
+    whole = server.run_once(tmp_path, case=case, seed=1, capture_at=3)
     resumed = server.run(tmp_path, case=case, seed=99, load=True, steps_before=2)
     for before, after in zip(whole, resumed, strict=True):
         assert after["updates"] == before["updates"][3:]
@@ -192,21 +192,21 @@ def test_an_engine_that_already_stepped_can_be_restored(server, tmp_path, stage)
 )
 def test_a_changed_model_is_refused_with_what_differs(server, tmp_path, change, message):
     case = {"stage": 1, "optimizer": "Adam"}
-    server.run(tmp_path, case=case, seed=1, capture_at=3)
+    server.run_once(tmp_path, case=case, seed=1, capture_at=3)
     with pytest.raises(RuntimeError, match=f"ConfigError: the model or .* changed.*{message}"):
         server.run(tmp_path, case=case | change, seed=1, load=True)
 
 
 def test_other_frozen_weights_are_refused(server, tmp_path):
     case = {"stage": 3, "optimizer": "Adam", "frozen": True, "model_seed": 4}
-    server.run(tmp_path, case=case, seed=1, capture_at=3)
+    server.run_once(tmp_path, case=case, seed=1, capture_at=3)
     with pytest.raises(RuntimeError, match="checksum of the frozen weights"):
         server.run(tmp_path, case=case | {"model_seed": 5}, seed=1, load=True)
 
 
 def test_a_payload_that_one_rank_cannot_read_is_refused_by_all(server, tmp_path):
     case = {"stage": 3, "optimizer": "Adam"}
-    server.run(tmp_path, case=case, seed=1, capture_at=3)
+    server.run_once(tmp_path, case=case, seed=1, capture_at=3)
     shard = tmp_path / "shard-1.bin"
     shard.write_bytes(bytes(shard.stat().st_size))
     with pytest.raises(RuntimeError) as caught:

@@ -23,8 +23,9 @@ CASES = [
 def run(server, tmp_path):
     """Trains on two ranks, or as many as a case says; what each found."""
 
-    def request(*, case, **more):
-        return server.run(tmp_path, case=case, plain=True, ranks=case.get("ranks", 2), **more)
+    def request(*, case, once=False, **more):
+        run = server.run_once if once else server.run
+        return run(tmp_path, case=case, plain=True, ranks=case.get("ranks", 2), **more)
 
     return request
 
@@ -37,7 +38,7 @@ def named(case):
 def test_restored_stages_go_on_with_the_numbers_of_stages_that_never_stopped(run, case):
     """And these are the numbers of the same script without protection."""
     plain = run(case={**case, "unprotected": True})
-    whole = run(case=case, wanted=[3])
+    whole = run(case=case, wanted=[3], once=True)
     resumed = run(case=case, seed=50, load=3)
     for alone, before, after in zip(plain, whole, resumed, strict=True):
         assert before["losses"] == alone["losses"]
@@ -62,7 +63,7 @@ def test_restored_stages_go_on_with_the_numbers_of_stages_that_never_stopped(run
     ids=["mesh", "stage", "two stages"],
 )
 def test_a_rank_knows_its_place(run, case, places):
-    assert [one["place"] for one in run(case=case)] == places
+    assert [one["place"] for one in run(case=case, wanted=[3], once=True)] == places
 
 
 def test_a_version_from_before_the_first_update_has_no_trial_behind_it(run):

@@ -43,8 +43,9 @@ CASES = [
 def run(server, tmp_path):
     """Trains on three ranks, or as many as a case says; what each found."""
 
-    def request(*, case, **more):
-        return server.run(tmp_path, case=case, plain=True, ranks=case.get("ranks", 3), **more)
+    def request(*, case, once=False, **more):
+        run = server.run_once if once else server.run
+        return run(tmp_path, case=case, plain=True, ranks=case.get("ranks", 3), **more)
 
     return request
 
@@ -55,7 +56,7 @@ def named(case):
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_a_restored_job_goes_on_with_the_numbers_of_one_that_never_stopped(run, case):
-    whole = run(case=case, wanted=[3])
+    whole = run(case=case, wanted=[3], once=True)
     resumed = run(case=case, seed=50, load=3)
     for before, after in zip(whole, resumed, strict=True):
         assert len(before["losses"]) == 7
@@ -102,7 +103,7 @@ def test_what_ddp_replicates_is_shared_out_and_what_a_rank_has_alone_is_not(foun
 )
 def test_what_a_mesh_replicates_is_kept_once_for_all_that_hold_it(run, case):
     """AdamW keeps three times the weights; a plain tensor in a model that is cut is each rank's."""
-    ranks = run(case=case)
+    ranks = run(case=case, wanted=[3], once=True)
     large = 3 * sum({key: size for rank in ranks for key, size in rank["held"].items()}.values())
     every = sum(size for rank in ranks for size in rank["held"].values())
     assert large < 3 * every
@@ -151,7 +152,7 @@ def test_ranks_of_a_pair_that_come_apart_end_all_ranks(run):
 def test_another_model_on_one_rank_is_refused_at_the_restore(run, tmp_path):
     """Each rank's version says what that rank holds."""
     case = {"parallel": "DDP of pairs", "optimizer": "SGD", "ranks": 4}
-    run(case=case, wanted=[3])
+    run(case=case, wanted=[3], once=True)
     shards = [tmp_path / f"shard-{rank}-3.bin" for rank in range(4)]
     first, second = shards[0].read_bytes(), shards[1].read_bytes()
     for number, payload in enumerate((second, first, second, first)):
@@ -200,7 +201,7 @@ def test_ranks_that_come_apart_are_told_what_was_told_before(run):
 
 
 def test_another_way_to_share_the_model_is_refused_at_the_restore(run):
-    run(case={"parallel": "DDP", "optimizer": "SGD"}, wanted=[3])
+    run(case={"parallel": "DDP", "optimizer": "SGD"}, wanted=[3], once=True)
     with pytest.raises(RuntimeError, match="parallelism: DDP then, FSDP2 now"):
         run(case={"parallel": "FSDP2", "optimizer": "SGD"}, load=3)
 
