@@ -304,20 +304,8 @@ class SameCode:
             + ("what this run executed before" if digest == before else f"{digest[:8]}...")
             for digest, there in ranks.items()
         ]
-        self._leave_together()
+        leave_together(self._store, self._start.seats.world_size)
         self._raise(f"{name} is not the same file on all ranks: {', '.join(parts)}")
-
-    def _leave_together(self) -> None:
-        """Wait until all ranks know as much: with the first that ends, the store may end."""
-        with suppress(RuntimeError):
-            # The rank that serves the store must not be the first to end: others would fail
-            # differently.
-            if self._store.add(f"{_KEY}/leaving", 1) == self._start.seats.world_size:
-                self._store.set(f"{_KEY}/all_leave", "")
-            for _ in range(LOOKS):
-                if self._store.check([f"{_KEY}/all_leave"]):
-                    return
-                time.sleep(LOOK_S)
 
     def _seated(self, ranks: Sequence[int]) -> str:
         more = len(ranks) - _LISTED
@@ -358,6 +346,20 @@ class SameCode:
             self._stop_at(names)
         if is_first:
             self._say({name: digest})
+
+
+def leave_together(store: "Store", ranks: int) -> None:
+    """Wait until so many ranks know why all end, or for a few seconds.
+
+    The rank that serves the store must not be the first to end: others would fail differently.
+    """
+    with suppress(RuntimeError):
+        if store.add(f"{_KEY}/leaving", 1) == ranks:
+            store.set(f"{_KEY}/all_leave", "")
+        for _ in range(LOOKS):
+            if store.check([f"{_KEY}/all_leave"]):
+                return
+            time.sleep(LOOK_S)
 
 
 def _sum(files: Mapping[str, str]) -> str:

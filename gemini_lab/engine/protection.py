@@ -38,6 +38,7 @@ from gemini_lab.engine.iteration_log import (
     with_monitor,
 )
 from gemini_lab.engine.live import LiveProtection
+from gemini_lab.engine.rank_agreement import jointly
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import encode_order
 from gemini_lab.engine.script_loops import Ends, place_in
@@ -121,27 +122,27 @@ def protect(
             could be kept, or the model is not the one that was saved.
         CapacityError: A node's memory cannot hold its shard and replicas.
     """
-    trained = as_engine(engine, model=model, optimizer=optimizer, settings=settings, step=step)
-    require_parts(client_state, also)
-    if sessions.current is None:
+    session = sessions.current
+    with nullcontext() if session is None else session.telling_refusals():
+        trained = as_engine(engine, model=model, optimizer=optimizer, settings=settings, step=step)
+        require_parts(client_state, also)
+        named = with_schedule(also, scheduler)
+    if session is None:
         if trained.global_rank == 0:
             warnings.warn(
                 f"gemini_lab.protect: {NOT_IN_A_LAB}",
                 stacklevel=2,
             )
-        kept = with_schedule(also, scheduler)
         begin_repeating(trained, data)
         return beside_unprotected(
-            UnprotectedLoops(trained), trained, client_state=client_state, also=kept
+            UnprotectedLoops(trained), trained, client_state=client_state, also=named
         )
-    if sessions.current.on_finish is not None:
+    if session.on_finish is not None:
         raise ConfigError(
             "gemini_lab.protect was called twice, and a job protects one engine; make both models "
             "parts of one module, or train the second as a plain module with a torch optimizer and "
             "name these two in `also`"
         )
-    named = with_schedule(also, scheduler)
-    session = sessions.current
     protection = start_protection(
         session, trained, data=data, client_state=client_state, also=named
     )
@@ -163,7 +164,10 @@ def start_protection(
     )
     state, settings, small = ready.state, ready.settings, ready.small
     emit = with_monitor(engine, session.emit)
-    recorder = recorder_of(state, settings)
+    recorder = None
+    if settings.replicate == "gradients":
+        with jointly():
+            recorder = recorder_of(state, settings)
     replicator = _open_replicator(session, ready, recorder=recorder, emit=emit)
     follow(session, ready, replicator)
     # Events of an iteration that is thrown away must not be in the log.

@@ -1,13 +1,26 @@
-"""Small messages among training's ranks: numbers, and whether one of them has failed."""
+"""Small messages among training's ranks: numbers, and why one of them refuses.
 
+A rank may have a reason to refuse that no other rank has. If it raised at once, the others would
+wait for it in their next collective. So it takes part in one more, in which all ranks learn of it.
+"""
+
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 import torch
 import torch.distributed as dist
+import xxhash
 from deepspeed.accelerator import get_accelerator
 
-from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.errors import TOLD, ConfigError, GeminiError, UnsupportedError, shortened
+from gemini_lab.seats import listed
+
+_WORD_BYTES: Final = 8
+_REASON_BYTES: Final = 4 * TOLD  # UTF-8 takes four bytes a character at most
+_FINAL: Final = {kind.__name__: kind for kind in (ConfigError, UnsupportedError)}
+"""Errors that end the run wherever they are raised; a copy of another one must not."""
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -25,6 +38,45 @@ def gather(values: Sequence[int]) -> list[list[int]]:
     theirs = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
     dist.all_gather(theirs, ours)
     return [one.tolist() for one in theirs]
+
+
+def word_of(value: object) -> int:
+    """Return a checksum that ranks can gather, of what has the same text on each."""
+    return xxhash.xxh3_64_intdigest(repr(value).encode()) >> 1
+
+
+def reason_of(error: GeminiError) -> str:
+    """Return an error as other ranks hear of it: its kind and its text."""
+    return f"{type(error).__name__}: {shortened(str(error))}"
+
+
+def refused_by(ranks: Sequence[int], reason: str) -> GeminiError:
+    """Return the error of a rank that ends because others refuse.
+
+    Args:
+        ranks: Who refuse.
+        reason: What `reason_of` gave on the first of them.
+    """
+    kind, _, text = reason.partition(": ")
+    refuse = "ranks {} refuse" if len(ranks) > 1 else "rank {} refuses"
+    return _FINAL.get(kind, GeminiError)(
+        f"{refuse.format(listed(ranks))}, so all ranks end: {text}"
+    )
+
+
+@contextmanager
+def jointly() -> Iterator[None]:
+    """Run this rank's part in the block, and raise on all ranks if it fails on one of them.
+
+    All ranks call it together. No collective stands in the block: a rank may have left it before.
+
+    Raises:
+        GeminiError: This rank's own, or why another one refuses.
+    """
+    verdict = JointOutcome()
+    with verdict.withheld():
+        yield
+    verdict.agree()
 
 
 class JointOutcome:
@@ -50,13 +102,25 @@ class JointOutcome:
         """Return every rank's `values`, in rank order; all ranks call it together.
 
         Raises:
-            GeminiError: This rank failed, or another one.
+            GeminiError: This rank's own, or why another one refuses.
         """
         answers = gather([int(self.failure is not None), *values])
-        self.end()
-        if failed := sum(answer[0] for answer in answers):
-            raise ConfigError(
-                f"this rank's shard fits, but {failed} of {len(answers)} ranks cannot load theirs; "
-                "their own messages say why"
-            )
+        failed = [rank for rank, answer in enumerate(answers) if answer[0]]
+        if failed:
+            reasons = self._gather_reasons()
+            self.end()
+            raise refused_by(failed, reasons[failed[0]])
         return [answer[1:] for answer in answers]
+
+    def _gather_reasons(self) -> list[str]:
+        """Return every rank's reason; empty for a rank without one."""
+        own = b"" if self.failure is None else reason_of(self.failure).encode()
+        room = own[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+        words = [*memoryview(room).cast("q")]
+        told = gather(words)
+        return [
+            b"".join(one.to_bytes(_WORD_BYTES, sys.byteorder, signed=True) for one in rank)
+            .rstrip(b"\0")
+            .decode(errors="replace")
+            for rank in told
+        ]

@@ -9,7 +9,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final, TypeVar
 
 import msgspec
@@ -21,7 +21,12 @@ from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.iteration_log import iteration_in
 from gemini_lab.engine.own_code import say_if_resumed_otherwise
-from gemini_lab.engine.rank_agreement import rank_and_world_size
+from gemini_lab.engine.rank_agreement import (
+    JointOutcome,
+    jointly,
+    rank_and_world_size,
+    word_of,
+)
 from gemini_lab.engine.reshard_sources import OldSlabs, UnusableCopyError
 from gemini_lab.engine.restore import (
     Recast,
@@ -39,7 +44,7 @@ from gemini_lab.memory.slab import Slab
 from gemini_lab.placement import Risk
 from gemini_lab.recovery.guard import Guard
 from gemini_lab.recovery.messages import JobOrder, SlabRequest, SlotWanted
-from gemini_lab.seats import Seats
+from gemini_lab.seats import Seats, listed
 from gemini_lab.settings import LOGGED_RANKS, SCHEDULED, Settings
 from gemini_lab.shard.layout import ShardLayout, fingerprint_of
 from gemini_lab.shard.lineage import Lineage
@@ -101,6 +106,32 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
     return settings
 
 
+def agreed_settings(
+    framework: Framework, order: JobOrder, remark: Callable[[str], None]
+) -> Settings:
+    """Return what `read_settings` gives, the same on all ranks, which call it together.
+
+    Raises:
+        ConfigError: It cannot work, or scripts say other things on other ranks.
+    """
+    names, verdict = [field.name for field in fields(Settings)], JointOutcome()
+    words = [0] * len(names)
+    with verdict.withheld():
+        settings = read_settings(framework, order, remark)
+        words = [word_of(getattr(settings, name)) for name in names]
+    told = verdict.agree(*words)
+    for rank, theirs in enumerate(told):
+        differing = [
+            n for n, one, other in zip(names, told[0], theirs, strict=True) if one != other
+        ]
+        if differing:
+            raise ConfigError(
+                f"the settings of rank {rank} are not rank 0's: {listed(differing)}; have the "
+                "script give the same ones on each rank"
+            )
+    return settings
+
+
 def _require_uniform(framework: Framework, settings: Settings) -> None:
     """Refuse, on all ranks, settings by which ranks compute for one another if none could."""
     asked = {
@@ -153,24 +184,26 @@ def ready_engine(
     _require_all_ranks(start.seats.world_size)
     if not start.joins:
         session.meet()
-    script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
-    if isinstance(engine, TorchEngine):
-        for text in left_out(engine, (also or {}).values()):
-            remark(text)
+    with jointly():
+        script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
+        if isinstance(engine, TorchEngine):
+            for text in left_out(engine, (also or {}).values()):
+                remark(text)
     state = EngineState(engine, script=script)
-    settings = read_settings(state.framework, start.order, remark)
+    settings = agreed_settings(state.framework, start.order, remark)
     if start.joins:
         start = session.stand_by()
         session.meet()
     session.code.begin(settings)
     is_first = start.fingerprint is None  # of the run: nobody has called this before
-    if start.rank == 0 and (is_first or start.plan.version is None):
-        if settings.persistent_url is not None:
-            # The tier becomes this run's before the run has anything to lose there.
-            tier = persistent_tier(settings.persistent_url)
-            tier.check()
-            tier.claim(start.order.run, is_resumed=start.order.is_resumed)
-        if is_first and start.order.is_resumed:
+    if is_first or start.plan.version is None:
+        with jointly():
+            if start.rank == 0 and settings.persistent_url is not None:
+                # The tier becomes this run's before the run has anything to lose there.
+                tier = persistent_tier(settings.persistent_url)
+                tier.check()
+                tier.claim(start.order.run, is_resumed=start.order.is_resumed)
+        if start.rank == 0 and is_first and start.order.is_resumed:
             _say_if_nothing_is_resumed(settings.persistent_url, remark)
     # After `meet`: a rank that is missing would hold the others in Gloo's own rendezvous.
     group = CheckpointGroup(session.store, rank=start.rank, world_size=start.seats.world_size)
@@ -203,8 +236,9 @@ def ready_engine(
         )
         if start.plan.version is None:
             ready.rehearse()
-            for text in rehearse_data(script):
-                remark(text)
+            with jointly():
+                for text in rehearse_data(script):
+                    remark(text)
     if start.rank == 0 and start.order.is_resumed:
         _say_if_made_otherwise(session, settings.persistent_url, remark)
     return ready

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.engine.frameworks.torch_framework import TorchFramework
 from gemini_lab.engine.setup import read_settings
+from gemini_lab.engine.state.engine_state import framework_of
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job
 from gemini_lab.recovery.messages import JobOrder
@@ -17,9 +17,7 @@ from gemini_lab.seats import Seats
 
 def plain(**settings):
     model = nn.Linear(1, 1)
-    return TorchFramework(
-        TorchEngine(model, torch.optim.SGD(model.parameters()), settings=settings)
-    )
+    return framework_of(TorchEngine(model, torch.optim.SGD(model.parameters()), settings=settings))
 
 
 def order(nodes=2, **told):

@@ -269,7 +269,7 @@ def test_where_one_rank_cannot_load_all_of_them_are_told(server, tmp_path):
         server.run(tmp_path, case=case, plain=True, ranks=3)
     text = str(caught.value)
     assert "UnsupportedError: also={'halved': ...} cannot be put back from a version (KeyE" in text
-    assert text.count("1 of 3 ranks cannot load theirs; their own messages say why\n") >= 2
+    assert text.count("rank 1 refuses, so all ranks end: also={'halved': ...} cannot be put") >= 2
 
 
 @pytest.mark.parametrize("before", ["backward", "step", "twice"])

@@ -17,9 +17,8 @@ from torch.optim.lr_scheduler import ExponentialLR
 import gemini_lab
 from gemini_lab.engine.arguments import as_engine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer, left_out
-from gemini_lab.engine.frameworks.torch_framework import TorchFramework
 from gemini_lab.engine.state import small_state
-from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.state.engine_state import EngineState, framework_of
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
 from gemini_lab.shard.codec import encode
@@ -38,7 +37,7 @@ def sgd(model):
 
 
 def framework(model, optimizer):
-    return TorchFramework(TorchEngine(model, optimizer))
+    return framework_of(TorchEngine(model, optimizer))
 
 
 class Beside(torch.optim.SGD):

@@ -19,6 +19,7 @@ os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOG_LEVEL": "er
 import deepspeed
 import loops
 import numpy as np
+import refusal_ranks
 import resize_ranks
 import torch
 import torch.distributed as dist
@@ -389,6 +390,8 @@ def work_of(request):
     """What the ranks of a request do."""
     if "loop" in request:
         return work_a_loop
+    if "refusals" in request:
+        return refusal_ranks.work
     return work_resized if request.get("resized") else work
 
 

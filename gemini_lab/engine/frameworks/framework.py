@@ -28,7 +28,8 @@ class Framework(ABC):
     """A model and its optimizer as one framework has them.
 
     What changes only in an update is given out as live tensors (`forms`, `pieces`, `load`); what is
-    small is captured by value (`capture`, `restore`). All ranks make one together.
+    small is captured by value (`capture`, `restore`). A rank makes one alone. Then all ranks call
+    `meet`, before anything else.
 
     Attributes:
         parallelism: How ranks share the model, in a word.
@@ -52,6 +53,14 @@ class Framework(ABC):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.rank, self.world_size = rank_and_world_size()
+
+    def meet(self) -> None:  # noqa: B027 - most know their tensors by themselves
+        """Learn what other ranks hold; all ranks call it together, once.
+
+        Raises:
+            UnsupportedError: The optimizer's state cannot be kept, or ranks differ in what they are
+                to share; says what to change, on all ranks.
+        """
 
     # -- what it is ------------------------------------------------------------------------------
 

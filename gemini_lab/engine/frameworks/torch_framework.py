@@ -39,7 +39,7 @@ from gemini_lab.engine.frameworks.torch_engine import (
     replicated_by,
     reshard,
 )
-from gemini_lab.engine.rank_agreement import JointOutcome, gather
+from gemini_lab.engine.rank_agreement import JointOutcome, gather, jointly, word_of
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.seats import listed
 from gemini_lab.settings import SettingValue
@@ -86,10 +86,11 @@ class ReplicaCheck:
     def _compare(self, when: str) -> None:
         sums: dict[int, xxhash.xxh3_64] = {}
         names: dict[int, str] = {}
-        for block, tensor in self._tensors():
-            key = _word((block.name, block.dtype, block.holders))
-            names[key] = repr(block.name)
-            feed(sums.setdefault(key, xxhash.xxh3_64()), tensor)
+        with jointly():
+            for block, tensor in self._tensors():
+                key = word_of((block.name, block.dtype, block.holders))
+                names[key] = repr(block.name)
+                feed(sums.setdefault(key, xxhash.xxh3_64()), tensor)
         words = [word for key, one in sums.items() for word in (key, one.intdigest() >> 1)]
         first: dict[int, tuple[int, int]] = {}
         # A key names the block and its holders: so each rank judges those of others as well.
@@ -112,8 +113,7 @@ class TorchFramework(Framework):
         group: The ranks that hold the same plain tensors, unless DDP says so.
 
     Raises:
-        UnsupportedError: The optimizer's state cannot be kept, or the ranks differ in what they
-            are to share; says what to change.
+        UnsupportedError: This PyTorch's DDP is another; says what to install.
     """
 
     def __init__(self, engine: TorchEngine, *, group: dist.ProcessGroup | None = None) -> None:
@@ -128,27 +128,31 @@ class TorchFramework(Framework):
         ]
         found = (replicated_by(model) for model in engine.models)
         self._ddps = [ddp for ddp in found if ddp is not None]
+        self._orders = [BucketOrder(ddp) for ddp in self._ddps]
         self._trials = engine.trials
-        self.uneven, self.is_pipelined = _unevenness(gather(self._what_it_holds()))
-        replicating = [ddp.process_group for ddp in self._ddps] or (
+        self._replicating = [ddp.process_group for ddp in self._ddps] or (
             [] if group is None else [group]
         )
-        if self.uneven:  # on all ranks
-            own = data_parallel_ranks(engine.models, replicating)
-            self.groups = DataParallelGroups.agreed(own)
         self._replicas: dict[tuple[int, ...], Replicas] = {}
-        self._kept = [*self._describe(next(iter(replicating), None))]
-        self._blocks = lay_blocks(self._kept)
-        self._orders = [BucketOrder(ddp) for ddp in self._ddps]
+        self._kept: list[Kept]
+        self._blocks: list[TensorBlock]
+        self._is_shared = False  # whether ranks hold the same tensors
+        self._check: ReplicaCheck | None = None
+
+    def meet(self) -> None:
+        self.uneven, self.is_pipelined = _unevenness(gather(self._what_it_holds()))
+        if self.uneven:  # on all ranks
+            own = data_parallel_ranks(self._engine.models, self._replicating)
+            self.groups = DataParallelGroups.agreed(own)
+        with jointly():
+            self._kept = [*self._describe(next(iter(self._replicating), None))]
+            self._blocks = lay_blocks(self._kept)
         most = self._agree_on_replicas()
         self._is_shared = most > 0  # on any rank: what follows is the same on all
         shared = {len(block.holders) for block in self._blocks}
         self.shares_updates = self._is_shared and shared == {self.world_size}
-        self._check = (
-            ReplicaCheck(self._digested, most=most, called=self.parallelism)
-            if self._is_shared
-            else None
-        )
+        if self._is_shared:
+            self._check = ReplicaCheck(self._digested, most=most, called=self.parallelism)
 
     @property
     def module(self) -> nn.Module:
@@ -333,7 +337,7 @@ class TorchFramework(Framework):
                 for one in self._kept
                 if one.holders == holders
             ]
-            words += [_word(holders), len(holders), _word(forms)]
+            words += [word_of(holders), len(holders), word_of(forms)]
         shared = sum(bool(block.holders) for block in self._blocks)
         counts = gather([len(words), shared])
         if not any(count for count, _ in counts):
@@ -362,7 +366,7 @@ class TorchFramework(Framework):
         has_stages = (
             bool(self._trials.stages) or len(engine.models) > 1 or len(engine.optimizers) > 1
         )
-        return _word(trained), int(has_stages), int(is_cut_by_model(engine.models))
+        return word_of(trained), int(has_stages), int(is_cut_by_model(engine.models))
 
     def _tensor(self, one: Kept) -> torch.Tensor | None:
         tensor = self._state.tensor(one.parameter, one.name)
@@ -492,11 +496,6 @@ def _unevenness(ranks: Sequence[Sequence[int]]) -> tuple[str, bool]:
 
 def _members(block: TensorBlock) -> list[int]:
     return sorted({segment.kept for part in block.parts for segment in part})
-
-
-def _word(value: object) -> int:
-    """Return a checksum that ranks can gather, of what has the same text on each."""
-    return xxhash.xxh3_64_intdigest(repr(value).encode()) >> 1
 
 
 def _padded(words: Sequence[int], size: int) -> list[int]:

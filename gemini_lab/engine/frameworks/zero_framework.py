@@ -372,8 +372,12 @@ class UnshardedFramework(CountedEngine, TorchFramework):
         require_kept(engine)
         inner = TorchEngine(engine.module, engine.optimizer)
         TorchFramework.__init__(self, inner, group=engine.seq_data_parallel_group)
-        self.count(engine)
+        self._deepspeed = engine
         self._powers = BetaPowers(OptimizerGroups(base=engine.optimizer))
+
+    def meet(self) -> None:
+        TorchFramework.meet(self)
+        self.count(self._deepspeed)
 
     def capture(self) -> StateDict:
         powers = {"powers_since": self._powers.capture()}

@@ -21,7 +21,7 @@ from gemini_lab.engine.frameworks.tensors import aliases, digest_over_ranks, sum
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
 from gemini_lab.engine.frameworks.zero_framework import deepspeed_framework
-from gemini_lab.engine.rank_agreement import JointOutcome, gather
+from gemini_lab.engine.rank_agreement import JointOutcome, gather, word_of
 from gemini_lab.engine.state import small_state
 from gemini_lab.engine.state.rehearsal import left_alone, named, require_put_back
 from gemini_lab.engine.state.script_state import ScriptState
@@ -29,7 +29,9 @@ from gemini_lab.errors import (
     CapacityError,
     GeminiError,
     IntegrityError,
+    UnsupportedError,
 )
+from gemini_lab.seats import listed
 from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed
 from gemini_lab.shard.layout import ShardLayout, lay_out, require_same
 from gemini_lab.units import MIB, format_bytes
@@ -48,11 +50,7 @@ class EngineState:
 
     def __init__(self, engine: Engine, *, script: ScriptState | None = None) -> None:
         self._engine = engine
-        self.framework: Framework = (
-            TorchFramework(engine)
-            if isinstance(engine, TorchEngine)
-            else deepspeed_framework(engine)
-        )
+        self.framework = framework_of(engine)
         self.script = ScriptState() if script is None else script
         self.layout: ShardLayout = self._lay_out()  # the form of this rank's payload
         loaders = gather([len(self.script.watches)])
@@ -367,6 +365,32 @@ def _require_batch(then: int | None, now: int | None, heir: Heir) -> None:
             "each rank's batch from the number of ranks (under DeepSpeed: train_batch_size "
             'without a micro-batch), or say "batch_on_resize": "change"'
         )
+
+
+def framework_of(engine: Engine) -> Framework:
+    """Return the view of what is protected; all ranks call it together.
+
+    Raises:
+        UnsupportedError: It has state that would not be kept, or ranks train in different ways;
+            says what to change, on all ranks.
+    """
+    verdict, kind = JointOutcome(), 0
+    with verdict.withheld():
+        framework: Framework = (
+            TorchFramework(engine)
+            if isinstance(engine, TorchEngine)
+            else deepspeed_framework(engine)
+        )
+        kind = word_of((type(framework), framework.stage))
+    kinds = [kind for (kind,) in verdict.agree(kind)]
+    if others := [rank for rank, one in enumerate(kinds) if one != kinds[0]]:
+        raise UnsupportedError(
+            f"ranks {listed(others)} train in another way than rank 0 (with DeepSpeed or in plain "
+            "PyTorch, or under another ZeRO stage), so that ranks would call other collectives; "
+            "give the same configuration to all ranks"
+        )
+    framework.meet()
+    return framework
 
 
 def _flat(payload: Payload) -> torch.Tensor:
