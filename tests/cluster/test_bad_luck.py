@@ -97,6 +97,38 @@ def test_a_script_with_an_error_fails_the_run_with_its_traceback(lab, script):
         lab.train(Job(script=str(path)), persistent_url=None).wait(100)
 
 
+REFUSED = """
+    import torch, torch.distributed as dist, gemini_lab
+
+    dist.init_process_group("gloo")
+    has = dist.get_rank() == 1
+    model = torch.nn.Linear(8, 1, device="meta" if has and FIRST else "cpu")
+    kind = torch.optim.LBFGS if has and not FIRST else torch.optim.SGD
+    try:
+        gemini_lab.protect(model=model, optimizer=kind(model.parameters()))
+    except Exception as error:
+        print("told:", error, flush=True)
+        dist.barrier()  # a rank that waits elsewhere does not come
+        raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [("True", "materialised before `protect`"), ("False", "needs no closure")],
+    ids=["before all ranks meet", "afterwards"],
+)
+def test_what_one_rank_alone_refuses_all_of_them_refuse(pair, script, first, words):
+    path = script(textwrap.dedent(REFUSED).replace("FIRST", first))
+    run = pair.train(Job(script=str(path)), persistent_url=None)
+    with pytest.raises(RunFailedError, match=words):
+        run.wait(100)
+    told = [path.read_text() for path in sorted((run.folder / "output").glob("rank-*.log"))]
+    assert len(told) > 1
+    assert all(words in one.partition("told: ")[2] for one in told)
+    assert ["rank 1 refuses" in one for one in told] == [n != 1 for n in range(len(told))]
+
+
 def test_a_model_that_changes_between_restarts_is_refused_with_what_differs(lab, script, tmp_path):
     text = tiny_script(STEPS=30).replace("width = 0 if 0 else 16", GROWING)
     path = script(text.replace("MARK", repr(str(tmp_path / "mark"))))

@@ -82,7 +82,7 @@ def numbers_of(case, rank, ranks):
     """The stages of a rank, in the schedule's order."""
     if case["schedule"] in {"ScheduleGPipe", "Schedule1F1B"}:
         return [rank]
-    if case["schedule"] == "ScheduleZBVZeroBubble":
+    if case["schedule"] in {"ScheduleZBVZeroBubble", "ScheduleDualPipeV"}:
         return [rank, 2 * ranks - 1 - rank]
     return [rank, rank + ranks]
 

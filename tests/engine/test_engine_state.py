@@ -238,16 +238,18 @@ def test_what_cannot_be_protected_is_refused_with_the_way_out(server, tmp_path, 
         server.run(tmp_path, case=case, seed=1)
 
 
-def test_blocks_that_older_releases_of_deepspeed_have_are_refused():
+def test_blocks_that_no_version_knows_are_refused():
     config = {
         "zero_optimization": {"stage": 2},
         "progressive_layer_drop": {"enabled": True, "theta": 0.5},
         "curriculum_learning": {"enabled": False},
         "quantize_training": {"quantize_groups": 1},
         "compression_training": {"weight_quantization": {}},
+        "expert_parallel": {"enabled": True},
     }
     found = [way_out for _, way_out in of_blocks(config)]
-    assert found == ["leave 'compression_training' out", "leave 'progressive_layer_drop' out"]
+    assert found[:2] == ["leave 'compression_training' out", "leave 'progressive_layer_drop' out"]
+    assert [way_out[:17] for way_out in found[2:]] == ["use deepspeed.moe"]
 
 
 @pytest.mark.parametrize(

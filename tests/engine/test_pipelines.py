@@ -8,6 +8,7 @@ SCHEDULES = (
     "ScheduleInterleaved1F1B",
     "ScheduleInterleavedZeroBubble",
     "ScheduleZBVZeroBubble",
+    "ScheduleDualPipeV",
 )
 CASES = [
     *[{"schedule": name} for name in SCHEDULES],

@@ -441,6 +441,7 @@ _OWN_COUNTS: Final = {
 }
 """Blocks of DeepSpeed's configuration that older releases of 0.19 have, and newer ones refuse, and
 whether one is on that does not say so."""
+_AUTO_EP: Final = "expert_parallel"
 _WAITS_FOR_ALL: Final = (0, 19, 8)
 """DeepSpeed's first release whose ZeRO 3 waits for all of the gathers that it began together."""
 _COMPRESSED: Final = ("Onebit", "OneBit", "ZeroOne")
@@ -487,11 +488,16 @@ def of_release(release: str, *, stage: int, device: str) -> Iterator[Obstacle]:
 
 
 def of_blocks(config: StateView) -> Iterator[Obstacle]:
-    """Yield blocks of a configuration by which the engine counts steps that no version has."""
+    """Yield blocks of a configuration whose state no version has, or that were never tried."""
     for name, is_on in _OWN_COUNTS.items():
         block = config.get(name)
         if isinstance(block, Mapping) and block.get("enabled", is_on):
             yield f"{name!r}, which counts for itself what it has done", f"leave {name!r} out"
+    if (config.get(_AUTO_EP) or {}).get("enabled"):
+        yield (
+            f"{_AUTO_EP!r} (AutoEP), which was never tried with versions",
+            "use deepspeed.moe, or experts of your own in plain PyTorch",
+        )
 
 
 def _of_placement(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
