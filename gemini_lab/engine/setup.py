@@ -138,11 +138,12 @@ def _require_uniform(framework: Framework, settings: Settings) -> None:
         "verify_every": settings.verify_every is not None,
         '"replicate": "gradients"': settings.replicate == "gradients",
     }
+    reason = framework.uneven or framework.unrepeatable
     for name, is_on in asked.items():
-        if is_on and framework.uneven:
+        if is_on and reason:
             raise ConfigError(
                 f"{name} has one rank compute again what another one computed, and in this job "
-                f"none could: {framework.uneven}; leave it out"
+                f"none could: {reason}; leave it out"
             )
 
 

@@ -84,6 +84,10 @@ CASES += [
         {"stage": stage, "optimizer": "AdamW", "sequence": 2, "row": 2, "ranks": 4}
         for stage in (1, 2, 3)
     ],
+    {"stage": 1, "optimizer": "ZeroMuon"},
+    {"stage": 2, "optimizer": "ZeroMuon", "ranks": 3, "accumulation": 2},
+    {"stage": 2, "optimizer": "ZeroMuon", "dtype": "bfloat16"},
+    {"stage": 3, "optimizer": "ZeroMuon", "ranks": 3, "zero": {"reduce_scatter": False}},
     {"stage": 1, "optimizer": "Adam", "named": True},
     {"stage": 1, "optimizer": "AdamW", "larger": 8},
     {"stage": 3, "optimizer": "AdamW", "larger": 8},
@@ -224,7 +228,7 @@ def test_a_payload_that_one_rank_cannot_read_is_refused_by_all(server, tmp_path)
             'ZeRO stage 0; set "zero_optimization"',
         ),
         ({"stage": 2, "optimizer": "Adagrad"}, "Adagrad with 2 parameter groups"),
-        ({"stage": 1, "optimizer": "Muon"}, "the optimizer Muon, whose momentum"),
+        ({"stage": 1, "optimizer": "Muon"}, "the optimizer Muon, which takes flat"),
         ({"stage": 1, "optimizer": "OnebitAdam"}, "the optimizer OnebitAdam, whose errors"),
         (
             {"stage": 3, "optimizer": "Adam", "zero": {"zero_hpz_partition_size": 2}},

@@ -37,6 +37,7 @@ class Framework(ABC):
         shares_updates: Whether all ranks make one and the same update.
         uneven: Why no rank could compute for another, in words, the same on all ranks; empty if
             each could, because all hold parts of the same tensors.
+        unrepeatable: Why no process could repeat an update, in words; empty if it could.
         groups: The data-parallel groups, if ranks hold parts of different tensors; `None` if that
             is unknown.
         is_pipelined: Whether ranks compute one after the other, so that they begin an iteration at
@@ -47,6 +48,7 @@ class Framework(ABC):
     stage = 0
     shares_updates = False
     uneven = ""
+    unrepeatable = ""
     groups: DataParallelGroups | None = None
     is_pipelined = False
 

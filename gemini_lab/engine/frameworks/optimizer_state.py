@@ -145,9 +145,12 @@ def state_for(
     twin.grad = torch.zeros_like(twin)
     options = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
     step: Any = type(optimizer).step
-    kept, random = dict(vars(optimizer)), random_states()
+    # An optimizer inside, such as DeepSpeed's Muon has, takes the step on the stand-in, too.
+    inner = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
+    kept, random = [(one, dict(vars(one))) for one in (optimizer, *inner)], random_states()
     try:
-        vars(optimizer).update({name: copied(value) for name, value in kept.items()})
+        for one, attributes in kept:
+            vars(one).update({name: copied(value) for name, value in attributes.items()})
         optimizer.param_groups = [{**options, "params": [twin]}]
         optimizer.state = defaultdict(dict, copy.deepcopy(beside_weights(optimizer)))
         # The script's hooks must not see a step that never was.
@@ -163,8 +166,9 @@ def state_for(
             "`protect`"
         ) from error
     finally:
-        vars(optimizer).clear()
-        vars(optimizer).update(kept)
+        for one, attributes in kept:
+            vars(one).clear()
+            vars(one).update(attributes)
         restore_random_states(random)
 
 
@@ -395,12 +399,15 @@ def require_none_beside(
     Raises:
         UnsupportedError: It keeps something there.
     """
-    known = {id(weight) for weight in trained}
+    known = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    known |= {id(weight) for weight in trained}
     for name, value in vars(optimizer).items():
         if name in _SCRATCH:
             continue
         held = [*_held_in(value)]
-        if any(isinstance(one, torch.optim.Optimizer) for one in held):
+        inner = [one for one in held if isinstance(one, torch.optim.Optimizer)]
+        # One for some of the groups, such as DeepSpeed's Muon has, keeps no state of its own.
+        if any(one.state is not optimizer.state for one in inner):
             raise UnsupportedError(
                 f"{called(optimizer)} has another optimizer inside ({name!r}), whose state would "
                 "not be kept; use one that keeps all of it in its own `state`, such as a subclass "

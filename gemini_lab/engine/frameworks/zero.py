@@ -41,6 +41,8 @@ from gemini_lab.engine.private_names import require
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import WeightPiece
 
+MOMENTUM: Final = "momentum_buffer"
+"""The name of Muon's state in DeepSpeed, which makes it outside of the optimizer."""
 STAND_IN_NUMEL: Final = 61
 """Elements of the stand-in: no partition's worth of memory is taken to look at a form."""
 
@@ -49,15 +51,25 @@ STAND_IN_NUMEL: Final = 61
 class StateForm:
     """The form of one partition's state."""
 
-    # Tensors of the partition's own shape: their types by name, in order.
-    large: dict[str, torch.dtype]
+    # Tensors: their types and numbers of elements by name, in order. Most have the partition's.
+    large: dict[str, tuple[torch.dtype, int]]
     devices: dict[str, torch.device]  # where tensors of one element are kept, by name
 
 
 def state_form(
-    optimizer: torch.optim.Optimizer, group: StateView, master: torch.Tensor
+    optimizer: torch.optim.Optimizer,
+    group: StateView,
+    master: torch.Tensor,
+    *,
+    whole: Mapping[str, tuple[torch.dtype, int]],
 ) -> StateForm:
     """Return the form of the state that `optimizer` keeps, or will keep, for a partition.
+
+    Args:
+        optimizer: The base optimizer.
+        group: The parameter group of the partition.
+        master: The partition of the master weights.
+        whole: What DeepSpeed itself keeps in that state of whole weights, by name.
 
     Raises:
         UnsupportedError: It keeps what is neither of the partition's shape nor small.
@@ -67,13 +79,15 @@ def state_form(
     if not state:
         twin = master.detach()[:STAND_IN_NUMEL].requires_grad_(master.requires_grad)
         state, shape = state_for(optimizer, group, twin), twin.shape
-    large, devices = {}, {}
+    large, devices = {**whole}, {}
     for name in sorted(state, key=str):
         value = state[name]
+        if name in whole:
+            continue
         if not isinstance(value, torch.Tensor):
             require_plain(optimizer, name, value)
         elif value.shape == shape:
-            large[name] = value.dtype
+            large[name] = (value.dtype, master.numel())
         elif value.numel() == 1:
             devices[name] = value.device
         else:
@@ -224,6 +238,22 @@ class Partitions(ABC):
     def names_in(self, partition: int) -> set[str]:
         return {self.names[id(weight)] for weight in self.weights_in(partition)}
 
+    def whole_weights(self, partition: int) -> Sequence[torch.Tensor]:
+        """Return the weights of whose momentum this rank keeps all, for a partition with Muon."""
+        del partition
+        return ()
+
+    def whole_momentum(self, partition: int) -> dict[str, tuple[torch.dtype, int]]:
+        """Return the form of that momentum by its name; empty if there is none."""
+        weights = self.whole_weights(partition)
+        numel = sum(weight.numel() for weight in weights)
+        if not weights:
+            return {}
+        # In the type in which gradients are added up, which DeepSpeed tells by a private name only.
+        is_apart = self.zero.use_grad_accum_attribute
+        dtype = self.zero.gradient_accumulation_dtype if is_apart else self.zero.dtype
+        return {MOMENTUM: (dtype, numel)}
+
     @abstractmethod
     def publish(self) -> None:
         """Bring the master weights to the model's own weights, on all ranks together."""
@@ -271,6 +301,13 @@ class Stage12(Partitions):
 
     def publish(self) -> None:
         self.zero.update_lp_params()
+
+    def whole_weights(self, partition: int) -> Sequence[torch.Tensor]:
+        """Return those that have any part in this rank's partition: Muon needs whole gradients."""
+        if not is_muon(self.base):
+            return ()
+        weights: Sequence[torch.Tensor] = self.zero.params_in_partition[partition]
+        return weights if weights and getattr(weights[0], "use_muon", False) else ()
 
     def _cut(
         self, group: int, tensor: int, weights: Sequence[torch.Tensor], offsets: Sequence[int]
@@ -525,10 +562,7 @@ def _of_optimizer(wrapper: ZeROOptimizer) -> Iterator[Obstacle]:
     if base is None:
         return
     if any(cls.__name__.startswith("Muon") for cls in type(base).__mro__):
-        yield (
-            f"the optimizer {type(base).__name__}, whose momentum is of whole weights",
-            "use AdamW or Lion, or torch.optim.Muon in plain PyTorch, after fully_shard",
-        )
+        yield from _of_muon(wrapper, base)
     if any(cls.__name__.startswith(_COMPRESSED) for cls in type(base).__mro__):
         yield (
             f"the optimizer {type(base).__name__}, whose errors of compression lie in no partition",
@@ -539,6 +573,33 @@ def _of_optimizer(wrapper: ZeROOptimizer) -> Iterator[Obstacle]:
         yield (
             f"torch's Adagrad with {len(partitions)} parameter groups, which DeepSpeed makes one",
             "give deepspeed.initialize one parameter group, or use another optimizer",
+        )
+
+
+def is_muon(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether it is DeepSpeed's own Muon, for which ZeRO gathers whole gradients."""
+    kinds = type(optimizer).__mro__
+    return any(one.__module__.startswith("deepspeed.") and "Muon" in one.__name__ for one in kinds)
+
+
+def _of_muon(wrapper: ZeROOptimizer, base: torch.optim.Optimizer) -> Iterator[Obstacle]:
+    """Yield Muon in a form that ZeRO does not give whole gradients, or that it keeps elsewhere."""
+    if not is_muon(base):
+        yield (
+            f"the optimizer {type(base).__name__}, which takes flat partitions for whole weights",
+            'use DeepSpeed\'s own ("type": "Muon"), or torch.optim.Muon after fully_shard',
+        )
+    elif type(wrapper) is BF16_Optimizer:
+        yield (
+            "Muon, and ZeRO stage 1 that adds up gradients of bf16 weights in fp32",
+            'leave "grad_accum_dtype" out, or use ZeRO stage 2',
+        )
+    elif getattr(wrapper, "cpu_offload", False) or getattr(wrapper, "offload_optimizer", False):
+        yield "Muon with an offload of the optimizer", 'leave "offload_optimizer" out'
+    elif getattr(wrapper, "save_muon_momentum_buffer_in_memory", False):
+        yield (
+            "a second reference to Muon's momentum",
+            'leave "save_muon_momentum_buffer_in_memory" out',
         )
 
 

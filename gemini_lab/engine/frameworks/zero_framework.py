@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -28,7 +28,9 @@ from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
 from gemini_lab.engine.frameworks.zero import (
+    MOMENTUM,
     forget_order,
+    is_muon,
     is_unsharded,
     order_checksum,
     partitions_of,
@@ -54,6 +56,15 @@ _TAKEN_AGAIN: Final = (
 )
 
 
+class _Slot(NamedTuple):
+    """One tensor of the payload."""
+
+    partition: int
+    name: str  # in the partition
+    dtype: torch.dtype
+    numel: int
+
+
 class ZeroFramework(CountedEngine):
     """The state of a DeepSpeed engine, as its ZeRO stage cuts it.
 
@@ -67,10 +78,17 @@ class ZeroFramework(CountedEngine):
         self.stage = int(engine.zero_optimization_stage())
         masters, base = self._partitions.masters(), self._partitions.base
         self._state_forms = [
-            state_form(base, self._partitions.group_of(number), master)
+            state_form(
+                base,
+                self._partitions.group_of(number),
+                master,
+                whole=self._partitions.whole_momentum(number),
+            )
             for number, master in enumerate(masters)
         ]
         self._powers = BetaPowers(self._partitions)
+        if is_muon(base):
+            self.unrepeatable = "DeepSpeed makes Muon's updates where it reduces gradients"
         takes_again = bool(self._partitions.leftovers())
         self._keeps_gradients = takes_again and self.settings().get(_KEEP, False) is True
         if self._keeps_gradients and self._partitions.is_offloaded:
@@ -96,21 +114,31 @@ class ZeroFramework(CountedEngine):
     # -- the large part --------------------------------------------------------------------------
 
     def forms(self) -> Sequence[Form]:
-        masters = self._partitions.masters()
         return [
-            (f"{partition}.{name}", str(dtype).removeprefix("torch."), masters[partition].shape)
-            for partition, name, dtype in self._slots
+            (f"{slot.partition}.{slot.name}", str(slot.dtype).removeprefix("torch."), (slot.numel,))
+            for slot in self._slots
         ]
 
     def weight_pieces(self) -> Iterator[WeightPiece]:
         """Return which weights the partitions are of; their moments lie alike."""
-        numbers = [index for index, slot in enumerate(self._slots) if slot[1] == _MASTER]
+        numbers = [index for index, slot in enumerate(self._slots) if slot.name == _MASTER]
+        whole = [self._partitions.whole_weights(number) for number in range(len(numbers))]
         for piece in self._partitions.pieces(numbers):
             yield piece
-            partition = self._slots[piece.tensor][0]
-            for index, (other, name, _) in enumerate(self._slots):
-                if other == partition and name != _MASTER:
-                    yield replace(piece, tensor=index, state=name)
+            partition = self._slots[piece.tensor].partition
+            for index, slot in enumerate(self._slots):
+                is_whole = slot.name == MOMENTUM and whole[partition]
+                if slot.partition == partition and slot.name != _MASTER and not is_whole:
+                    yield replace(piece, tensor=index, state=slot.name)
+
+    def unplaced(self) -> list[str]:
+        """Return what Muon keeps of whole weights, which several ranks may have parts of."""
+        names = self._partitions.names
+        return [
+            f"{MOMENTUM} of {names[id(weight)]}"
+            for number in range(len(self._state_forms))
+            for weight in self._partitions.whole_weights(number)
+        ]
 
     def present(self) -> list[bool]:
         return [self._tensor(index) is not None for index in range(len(self._slots))]
@@ -131,7 +159,7 @@ class ZeroFramework(CountedEngine):
     def _put(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         masters, states = self._partitions.masters(), self._partitions.base.state
         for index, (value, is_present) in enumerate(zip(values, present, strict=True)):
-            partition, name, dtype = self._slots[index]
+            partition, name, dtype, numel = self._slots[index]
             master = masters[partition]
             if not is_present:
                 states.get(master, {}).pop(name, None)
@@ -140,7 +168,8 @@ class ZeroFramework(CountedEngine):
             if target is None and name == _GRADIENT:
                 target = master.grad = torch.empty_like(master.detach(), dtype=dtype)
             elif target is None:
-                target = states[master][name] = torch.empty_like(master.detach(), dtype=dtype)
+                target = torch.empty(numel, dtype=dtype, device=master.device)
+                states.setdefault(master, {})[name] = target
             target.data.copy_(value)
 
     def updated_tensors(
@@ -148,12 +177,10 @@ class ZeroFramework(CountedEngine):
     ) -> Sequence[tuple[torch.Tensor, Mapping[str, FlatRun]]]:
         masters = self._partitions.masters()
         found: list[tuple[torch.Tensor, dict[str, FlatRun]]] = [(master, {}) for master in masters]
-        for (partition, name, _), spec in zip(self._slots, layout.tensors, strict=True):
+        for (partition, name, _, numel), spec in zip(self._slots, layout.tensors, strict=True):
             if name == _GRADIENT:
                 continue
-            run = FlatRun(
-                offset_bytes=spec.offset_bytes, numel=masters[partition].numel(), dtype=spec.dtype
-            )
+            run = FlatRun(offset_bytes=spec.offset_bytes, numel=numel, dtype=spec.dtype)
             found[partition][1][WEIGHT if name == _MASTER else name] = run
         return found
 
@@ -177,18 +204,18 @@ class ZeroFramework(CountedEngine):
                 "with them; call protected.rewind after the engine.step() that updates the weights"
             )
 
-    def _lay_slots(self) -> Iterator[tuple[int, str, torch.dtype]]:
-        """Yield each tensor of the payload: its partition, its name in it, its type."""
+    def _lay_slots(self) -> Iterator[_Slot]:
         for partition, master in enumerate(self._partitions.masters()):
-            yield partition, _MASTER, master.dtype
-            for name, dtype in self._state_forms[partition].large.items():
-                yield partition, name, dtype
+            yield _Slot(partition, _MASTER, master.dtype, master.numel())
+            for name, (dtype, numel) in self._state_forms[partition].large.items():
+                yield _Slot(partition, name, dtype, numel)
             if self._keeps_gradients:
-                yield partition, _GRADIENT, self._partitions.gradient_dtype
+                dtype = self._partitions.gradient_dtype
+                yield _Slot(partition, _GRADIENT, dtype, master.numel())
 
     def _tensor(self, index: int) -> torch.Tensor | None:
         """Return a live tensor of the payload; None if the optimizer has not made it yet."""
-        partition, name, _ = self._slots[index]
+        partition, name, *_ = self._slots[index]
         if name == _GRADIENT:
             return self._partitions.leftovers()[partition]
         master = self._partitions.masters()[partition]
@@ -201,14 +228,14 @@ class ZeroFramework(CountedEngine):
             zeros = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
             return self._zeros.setdefault(index, zeros)
         self._zeros.pop(index, None)
-        require_memory(self._partitions.base, self._slots[index][1], tensor)
+        require_memory(self._partitions.base, self._slots[index].name, tensor)
         if (tuple(tensor.shape), str(tensor.dtype)) != (spec.shape, f"torch.{spec.dtype}"):
             raise UnsupportedError(
                 f"{spec.name} became {tensor.dtype} {[*tensor.shape]}, but was laid out as "
                 f"{spec.dtype} {[*spec.shape]}; leave the optimizer's state as its class makes it"
             )
         # Gradients change before the next update.
-        return tensor.clone() if self._slots[index][1] == _GRADIENT else tensor.detach()
+        return tensor.clone() if self._slots[index].name == _GRADIENT else tensor.detach()
 
     # -- the small part --------------------------------------------------------------------------
 
@@ -236,8 +263,11 @@ class ZeroFramework(CountedEngine):
             for layout, small in zip(heir.layouts, smalls, strict=True)
         ]
         present = [
-            heir.shared([one[f"{n}.{name}"] for one in there for n in before[partition]], name)
-            for partition, name, _ in self._slots
+            heir.shared(
+                [one[f"{n}.{slot.name}"] for one in there for n in before[slot.partition]],
+                slot.name,
+            )
+            for slot in self._slots
         ]
         return {
             **super().recast(smalls, heir),
