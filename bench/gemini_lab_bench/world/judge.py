@@ -19,7 +19,7 @@ from gemini_lab.recovery.root_state import ACTIVE, RootState
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
 from gemini_lab_bench.world.coverage import NO_ROOT, Coverage
-from gemini_lab_bench.world.wait_limits import WaitLimits
+from gemini_lab_bench.world.wait_limits import WELL_S, WaitLimits
 
 if TYPE_CHECKING:
     from gemini_lab_bench.world.virtual_machine import VirtualMachine
@@ -69,6 +69,7 @@ class Judge:
         self._roots: dict[int, str] = {}
         self._labels: dict[tuple[int, Lineage], int] = {}
         self._loaded: dict[int, tuple[int, int]] = {}
+        self._trained_s: dict[int, float] = {}  # when an epoch's first iteration was done
         self._full: set[tuple[int, Lineage]] = set()
         self._started: dict[int, events.OfRecovery] = {}
         self._finished: dict[int, events.OfRecovery] = {}
@@ -232,6 +233,18 @@ class Judge:
                     f"{machine.name} starts rank {rank.start.rank} of epoch {rank.start.epoch} "
                     f"while rank {one.start.rank} of epoch {one.start.epoch} still writes"
                 )
+
+    def trained(self, rank: "VirtualRank") -> None:
+        """Check that a rank of an older epoch trains no more once its node can know of the new one.
+
+        Such ranks may outlive their epoch if all of them were silent: they miss none of them.
+        """
+        now_s, epoch = self.world.loop.time(), rank.start.epoch
+        self._trained_s.setdefault(epoch, now_s)
+        newest = max(self._trained_s)
+        is_old = epoch < newest and now_s - self._trained_s[newest] > WELL_S
+        if is_old and self.waits.is_well_for_long(rank.machine):
+            self.broken(f"{rank.process.name} trains in epoch {epoch} beside epoch {newest}")
 
     def rewound(self, said: events.Rewound) -> None:
         """Note that what was made after a version counts no more."""

@@ -704,6 +704,7 @@ class VirtualRank:
         self.version += 1
         self.state = next_state(self.state, self.start.epoch, self.rewinds)
         self.moved()
+        self.world.judge.trained(self)
         self._event(
             events.Iteration(
                 rank=self.start.rank,

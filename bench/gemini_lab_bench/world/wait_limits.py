@@ -51,12 +51,15 @@ class WaitLimits:
 
     def lost_though_well(self, lost: events.NodeLost, by: "VirtualMachine") -> bool:
         """Return whether a node counts as lost that has been well for long, and so has the root."""
-        names = lost.name, by.name
         machine = self._world.named(lost.name)
         if not machine.runs or machine in self._world.drained:
             return False
+        return self.is_well_for_long(machine) and self.is_well_for_long(by)
+
+    def is_well_for_long(self, machine: "VirtualMachine") -> bool:
+        """Return whether nothing has been wrong with a machine for long."""
         now_s = self._world.loop.time()
-        return all(now_s - self._touched_s.get(name, now_s) > WELL_S for name in names)
+        return now_s - self._touched_s.get(machine.name, now_s) > WELL_S
 
     def is_alone(self, machine: "VirtualMachine") -> bool:
         """Return whether a machine has reached none of several others for some seconds."""
