@@ -34,16 +34,27 @@ CARRIERS: Final = (EventSaid, WordsSaid)
 OF_WORKERS: Final = ("starting", "running", "finishing")
 """In which workers of the run's epoch may say something."""
 ANSWERS: Final = {
-    "Fenced": ("fencing", "inventory", "waiting", "running"),
-    "Inventory": ("inventory", "waiting"),
+    "Fenced": ("fencing", "inventory", "running"),
+    # A run that waits asks all agents again; it waits on once they have answered.
+    "Inventory": ("inventory", "starting"),
     **dict.fromkeys(
         ("Persisted", "SaveFailed", "Committed"), ("inventory", "waiting", *OF_WORKERS)
     ),
+    # All scripts have ended before a run is finishing, and these are not said again.
+    **dict.fromkeys(
+        ("Iteration", "Rewound", "WrongSums", "WorkerEnded", "Severed"),
+        ("starting", "running"),
+    ),
+    "WorkerPulse": ("inventory", "waiting", "starting", "running"),  # ranks may keep their process
+    # Ranks load before they train, and they are ordered to stop, or to join, while others train.
+    "RestoreFailed": ("starting",),
+    **dict.fromkeys(("Held", "ReadyToJoin", "AllLive"), ("running",)),
 }
-"""By name, the phases in which an agent may say what the root agent asked for."""
+"""By name, the phases in which the root agent may hear something; others cannot occur."""
 OF_AGENTS: Final = ("OrderFailed", "Ailing", "NodeLeaves", "ReadyToStart", "Disowned")
 """What an agent may say at any time."""
-LOSSES: Final = ("dead", "refused", "connection", "lease", "no answer")
+LOSSES: Final = ("dead", "refused", "connection", "lease")
+"""By which agents are lost; that one gives no answer is seen by the root agent itself."""
 ASPECTS: Final[dict[str, Callable[[RootState], object]]] = {
     "a drain waits": lambda state: state.drain.leaving,
     "ranks stop for a drain": lambda state: state.drain.holding,

@@ -46,7 +46,7 @@ SHAPES: Final = (
     WorldShape(),
     WorldShape(nodes=2, standbys=1),
     WorldShape(nodes=2, standbys=2, has_tier=False, store_members=3),
-    WorldShape(nodes=3, standbys=1, persist_every=1),
+    WorldShape(nodes=3, standbys=1, persist_every=1, notice_s=8.0),
     WorldShape(nodes=4, standbys=1, has_tier=False, store_members=3),
     WorldShape(nodes=3, standbys=1, shrinks=True),
     WorldShape(nodes=2, standbys=1, workers=2),
@@ -56,7 +56,7 @@ SHAPES: Final = (
     WorldShape(nodes=6, standbys=2, persist_every=8, notice_s=8.0),
     WorldShape(nodes=10, standbys=2, has_tier=False),
     WorldShape(nodes=3, standbys=1, persist_every=2, store_members=3),
-    WorldShape(nodes=3, standbys=2, keeps=True, preloads=True),
+    WorldShape(nodes=3, standbys=2, keeps=True, preloads=True, notice_s=8.0),
     WorldShape(nodes=2, standbys=1, workers=2, has_tier=False, keeps=True),
 )
 KINDS: Final[dict[str, tuple[int, ...]]] = {
@@ -216,6 +216,12 @@ IN_ORDER: Final[tuple[tuple[Step, ...], ...]] = (
     ((4.0, "ask_rewind"), (0.1, "fuse"), (3.0, "kill_rank")),
     ((5.0, "not_finite"), (9.0, "not_finite", 0), (3.0, "kill")),
     ((0.0, "slow_rank"), (20.0, "kill")),
+    # A user asks something in each phase; a machine is to go, or comes.
+    ((5.0, "kill_rank"), (0.0, "at"), (0.0, "person")),
+    ((5.0, "kill"), (0.0, "at"), (0.0, "term"), (0.0, "at"), (0.0, "person")),
+    ((5.0, "freeze_group"), (0.0, "at", WAITING), (0.0, "person"), (1.0, "ail"), (1.0, "term")),
+    ((6.0, "tier_hangs"), (0.0, "end"), (0.0, "at", FINISHING), (0.0, "person"), (0.5, "add")),
+    ((6.0, "tier_down"), (0.0, "end"), (0.0, "at", FINISHING), (0.0, "sever"), (0.0, "reset")),
 )
 """What must come one after the other."""
 HOLDS_UP: Final = ("tier_hangs", "tier_down", "tier_full")
