@@ -244,7 +244,7 @@ class Judge:
         newest = max(self._trained_s)
         is_old = epoch < newest and now_s - self._trained_s[newest] > WELL_S
         if is_old and self.waits.is_well_for_long(rank.machine):
-            self.broken(f"{rank.process.name} trains in epoch {epoch} beside epoch {newest}")
+            self.broken(f"{rank.process.name} trains in epoch {epoch}, and {newest} has begun")
 
     def rewound(self, said: events.Rewound) -> None:
         """Note that what was made after a version counts no more."""
