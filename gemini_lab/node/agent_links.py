@@ -223,7 +223,7 @@ class AgentLinks:
             channel.close()
             return None
         self._channels[node] = channel
-        self._have_link_measured(node)
+        self._order_link_measured(node)
         return AgentJoined(
             at_s=self._clock(),
             node=node,
@@ -236,8 +236,8 @@ class AgentLinks:
             left=tuple(status.left),
         )
 
-    def _have_link_measured(self, node: str) -> None:
-        """Have an agent measure the link to the next machine in a ring of all, once."""
+    def _order_link_measured(self, node: str) -> None:
+        """Order an agent to measure the link to the next machine in a ring of all, once."""
         keeper = self._keepers[node]
         others = {
             name: one.address
