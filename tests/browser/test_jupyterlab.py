@@ -193,6 +193,8 @@ def test_a_notebook_in_jupyterlab_shows_pictures_and_its_buttons_work(
     panel = outputs.locator(".widget-vbox").filter(has=close)
     panel.get_by_role("button", name="Start").click()
     panel.get_by_text("starting, iteration 0").wait_for()
+    panel.get_by_text("Traffic", exact=True).click()
+    panel.locator("canvas").first.wait_for()
     panel.get_by_role("button", name="Stop").click()
     panel.get_by_text(": over, iteration 0").wait_for()
     panel.get_by_role("button", name="Pause view").click()

@@ -30,6 +30,7 @@ from gemini_lab.log.file import read_log
 from gemini_lab.settings import SettingValue
 from gemini_lab_widgets.cell_output import CellOutput
 from gemini_lab_widgets.live_strip import LiveStrip
+from gemini_lab_widgets.run_widgets import RunWidgets
 
 DRAIN: Final = "drain a node"
 REWIND: Final = "rewind, iterations"
@@ -248,6 +249,7 @@ class Controls:
         self.status.value = escape(seen.text)
         self.bar.value = min(seen.iteration, self.bar.max)
         self.strip.value = self._drawn(run)
+        self.views.refresh(run)
         self._places = seen.places
         _offer(self.kind, tuple((kind.replace("_", " "), kind) for kind in seen.places or FAILURES))
         self._want_place()
@@ -300,7 +302,7 @@ class Controls:
         )
         self.place = ipywidgets.Dropdown(description="on", options=[])
         self.fail_button = button(description="Fail now", icon="bolt", button_style="danger")
-        self.asking = Asking(lambda: self.run, self._try)
+        self.asking, self.views = Asking(lambda: self.run, self._try), RunWidgets()
         for pressed, act in (
             (self.start_button, self.start),
             (self.fail_button, self.fail),
@@ -309,6 +311,7 @@ class Controls:
         ):
             pressed.on_click(lambda _, act=act: self._try(act))
         self.pause.observe(lambda _: self.refresh(anyway=True), "value")
+        self.views.root.observe(lambda _: self.views.refresh(self.run), "selected_index")
         self.kind.observe(lambda _: self._want_place(), "value")
         wraps = {"flex_flow": "row wrap"}  # on a phone
         buttons = self.start_button, self.stop_button, self.pause, self.close_button
@@ -320,6 +323,7 @@ class Controls:
             ipywidgets.HBox([self.kind, self.place, self.fail_button], layout=wraps),
             self.asking.row,
             self.log,
+            self.views.root,
         ]
         self.root = ipywidgets.VBox(
             lines, layout=ipywidgets.Layout(max_width="760px", overflow="hidden")

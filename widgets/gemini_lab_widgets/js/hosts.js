@@ -1,4 +1,4 @@
-// The two places of a timeline: a Panel component and a saved page.
+// The three places of a timeline: a Panel component, an ipywidget and a saved page.
 
 import { Address } from "./address.js";
 import { savedLooks } from "./looks.js";
@@ -29,31 +29,37 @@ export async function mountSaved(element, meta, packed, cells) {
   return timeline;
 }
 
-// An aligned buffer of the bytes that Panel hands over.
+// An aligned buffer of the bytes that a host hands over.
 export function asBuffer(data) {
   if (data === undefined || data === null) return new ArrayBuffer(0);
   if (data instanceof ArrayBuffer) return data;
   return data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength);
 }
 
-// Panel calls this; each message is acknowledged once it has been drawn.
-export function render({ model }) {
+// Panel and anywidget both call this; each message is acknowledged once it has been drawn. Panel's
+// models send by `send_msg` and take the element that is returned; anywidget gives an element.
+export function render({ model, el }) {
+  const isPanel = typeof model.send_msg === "function";
+  const send = (message) => (isPanel ? model.send_msg(message) : model.send(message));
   const holder = document.createElement("div");
   holder.style.width = "100%";
+  if (!isPanel) el.appendChild(holder);
   const timeline = mount(holder);
-  timeline.answeredBy((look) => model.send_msg({ look }));
-  timeline.keepAddress(new Address(window));
-  const take = (message) => {
+  timeline.answeredBy((look) => send({ look }));
+  if (isPanel) timeline.keepAddress(new Address(window));
+  const take = (message, buffers) => {
     const { meta, columns } = message.meta ? message : message.data ?? {};
-    const drawn = () => meta.seq && model.send_msg({ drawn: meta.seq });
-    if (meta) timeline.push(meta, asBuffer(columns), drawn);
+    const drawn = () => meta.seq && send({ drawn: meta.seq });
+    if (meta) timeline.push(meta, asBuffer(columns ?? buffers?.[0]), drawn);
   };
   model.on("msg:custom", take);
-  model.send_msg({ ready: true });
-  model.on("remove", () => {
+  send({ ready: true });
+  const leave = () => {
     model.off("msg:custom", take);
     timeline.destroy();
-  });
+  };
+  if (!isPanel) return leave;
+  model.on("remove", leave);
   return holder;
 }
 
