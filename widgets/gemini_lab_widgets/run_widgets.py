@@ -77,7 +77,9 @@ class RunWidgets:
         try:
             if run is not self._run:
                 self._run, self.replicas.value = run, ""
-                self._log = run and LogFollower.of(run.name, run.log, keep=FOR_DASHBOARD)
+                self._log = None
+                if run is not None:
+                    self._log = LogFollower.of(run.name, run.log, keep=FOR_DASHBOARD)
             if self._log is not None:
                 with suppress(OSError, GeminiError):  # the log has not begun
                     self._show(self._log)
