@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import CapacityError, ConfigError
-from gemini_lab.pipeliner.planning import _check_choices, plan_chunks
+from gemini_lab.pipeliner.planning import plan_chunks
 from gemini_lab.pipeliner.schedule import Algorithm, ChunkSchedule, Scheme
 from gemini_lab.pipeliner.timing import Pipeline, least_delay_s
 from gemini_lab.profiler.average import build_profile
@@ -336,7 +336,13 @@ def test_unknown_words_are_refused_with_the_choices(
     scheme: str, algorithm: str, choice: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"'magic' is unknown; choose one of.*'{choice}'"):
-        _check_choices(scheme=scheme, algorithm=algorithm)
+        plan_chunks(
+            profile_of([1.0]),
+            checkpoint_bytes=10,
+            bandwidth_bytes_per_s=100.0,
+            scheme=scheme,
+            algorithm=algorithm,
+        )
 
 
 def fig16(scheme: Scheme, **changed: float) -> ChunkSchedule:
