@@ -29,7 +29,7 @@ async def give_filler(channel: Channel, pieces: int) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(LIMIT_S):
             for _ in range(pieces):
-                channel.send(Filler(text="-" * PIECE_BYTES))
+                channel.send(Filler(fill="-" * PIECE_BYTES))
                 await channel.drain()
 
 

@@ -109,7 +109,7 @@ class ProbeHello(Message, frozen=True, kw_only=True):
 class Filler(Message, frozen=True, kw_only=True):
     """Bytes that mean nothing: how long they take tells the speed of the link."""
 
-    text: Annotated[str, msgspec.Meta(max_length=2**20)]
+    fill: Annotated[str, msgspec.Meta(max_length=2**20)]
 
 
 class ControlHello(Message, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ async def give(channel: Channel) -> None:
 async def trickle(channel: Channel) -> None:
     """Answer at some megabytes a second."""
     for _ in range(64):
-        channel.send(Filler(text="-" * PIECE_BYTES))
+        channel.send(Filler(fill="-" * PIECE_BYTES))
         await channel.drain()
         await asyncio.sleep(0.1)
 
@@ -49,7 +49,7 @@ async def hang(_: Channel) -> None:
 
 
 async def hang_up(channel: Channel) -> None:
-    channel.send(Filler(text="-"))
+    channel.send(Filler(fill="-"))
 
 
 def test_a_fast_link_is_no_fault(monkeypatch):
