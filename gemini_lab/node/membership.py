@@ -19,6 +19,9 @@ NODES: Final = "nodes/"
 """Before the name of each node that is registered."""
 AGAIN_S: Final = 0.1  # between tries to register
 ABSTAINS_S: Final = 10.0  # others look at least so often whether there is a root
+TURNS_S: Final = 300.0
+"""Turns of all agents take no longer; until then one that has had its turn gives way to others."""
+GIVES_WAY_S: Final = 3.0  # before it campaigns for a place that nobody else takes
 HEAD: Final = ("epoch", "lab", "root", "term")
 """The keys that every agent follows; all others concern the root agent alone."""
 REREAD_S: Final = 10.0  # the store is read this often even if no watch rings
@@ -164,7 +167,8 @@ class Membership:
         self.poll_s = min(0.25, lease_s / 8)  # how often an agent looks whether there is
         self._lease: int | None = None
         self._renewed_s = self._machine.steady_s()
-        self._abstains_until_s = 0.0
+        self._abstains_until_s = self._gives_way_until_s = 0.0
+        self._vacant_since: tuple[int, float] = (-1, 0.0)  # the term after which, and when
 
     @property
     def silent_s(self) -> float:
@@ -211,13 +215,18 @@ class Membership:
             await self.store.close()
 
     async def campaign(self, items: Mapping[str, str]) -> RootRecord | None:
-        """Become root agent if there is none; return the record if this node won."""
-        is_asked = self._machine.steady_s() >= self._abstains_until_s
+        """Become root agent if there is none; return the record if this node won.
+
+        One that has yielded the place leaves it to others first, for a few seconds.
+        """
+        now, term = self._machine.steady_s(), int(items.get("term", "0"))
+        if self._vacant_since[0] != term:
+            self._vacant_since = term, now
+        gives_way_s = GIVES_WAY_S if now < self._gives_way_until_s else 0.0
+        is_asked = now >= max(self._abstains_until_s, self._vacant_since[1] + gives_way_s)
         if "root" in items or self._lease is None or not is_asked:
             return None
-        record = RootRecord(
-            name=self.name, address=self.address, term=int(items.get("term", "0")) + 1
-        )
+        record = RootRecord(name=self.name, address=self.address, term=term + 1)
         return record if await self._write_record(record) else None
 
     def is_own(self, record: RootRecord) -> bool:
@@ -249,9 +258,17 @@ class Membership:
         held = record.to_text()
         return await self.store.put_if(values, guard="root", held=held)
 
-    async def stand_down(self, record: RootRecord) -> None:
-        """Resign, and leave the place to others for `ABSTAINS_S`."""
-        self._abstains_until_s = self._machine.steady_s() + ABSTAINS_S
+    async def stand_down(self, record: RootRecord, *, yields: bool = False) -> None:
+        """Resign, and leave the place to others for `ABSTAINS_S`.
+
+        Args:
+            record: This node's.
+            yields: Whether it has had its turn: else two that reach few could take turns for good.
+        """
+        now = self._machine.steady_s()
+        self._abstains_until_s = now + ABSTAINS_S
+        if yields:
+            self._gives_way_until_s = now + TURNS_S
         await self.depose(record)
 
     async def depose(self, record: RootRecord) -> None:

@@ -259,7 +259,7 @@ class RootShell:
             missed = listed(sorted(others - self._links.connected))
             text = f"{self.record.name} does not reach {missed}: another agent is to be root"
             self._say(Note(text=f"{text}, because the run may wait for them"))
-            await self._membership.stand_down(self.record)
+            await self._membership.stand_down(self.record, yields=True)
             raise Deposed
 
     def _observe_job(self, items: Mapping[str, str], *, registered: int, now: float) -> None:

@@ -14,7 +14,7 @@ from unittest import mock
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.memory.slab import Slab
-from gemini_lab.node import root_shell
+from gemini_lab.node import membership, root_shell
 from gemini_lab.node.agent import Agent
 from gemini_lab.node.listener import WorkerHistory
 from gemini_lab.node.membership import Membership
@@ -330,6 +330,12 @@ OLD_RULES = {
         among=300,
         shape=WorldShape(),
         schedule=((42.564, "kill_rank", 3),),
+    ),
+    "who yielded campaigns again like all others": OldRule(
+        ((membership, "GIVES_WAY_S", 0.0),),
+        3242,
+        WorldShape(nodes=3, standbys=2, has_tier=False, is_refilled=False),
+        ((8.149, "kill_rank", 4), (3.108, "lack", 7, 1)),
     ),
     "agents forget rewinds": OldRule(
         ((WorkerHistory, "_go_back", _forgets),),
