@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import IO, Final, Protocol
 import msgspec
 import numpy as np
 
+from gemini_lab.job import python_command
 from gemini_lab.memory.free import kernel_kills
 from gemini_lab.recovery.ailments import RULES, MachineFault
 from gemini_lab.units import format_bytes
@@ -327,13 +327,11 @@ class GpuSpeed:
     """A look at the speed of GPUs, once, by `gemini_lab.node.gpu_speed`.
 
     Args:
-        program: Prints the speeds.
+        program: Prints the speeds; by default, that module.
     """
 
-    def __init__(
-        self, program: Sequence[str] = (sys.executable, "-m", "gemini_lab.node.gpu_speed")
-    ) -> None:
-        self._program = program
+    def __init__(self, program: Sequence[str] = ()) -> None:
+        self._program = program or python_command("gemini_lab.node.gpu_speed")
         self._is_done = False
 
     def read(self) -> Iterator[MachineFault]:
