@@ -118,7 +118,6 @@ NO_WAITS = {
     "node.agent_links.STEADY_S": "what counts as steady",
     "node.build_locks.QUIET_S": "what counts as quiet",
     "node.membership.ABSTAINS_S": "how long one stays away",
-    "node.membership.GIVES_WAY_S": "how long one stays away",
     "node.membership.TURNS_S": "how long one gives way",
     "node.membership.REREAD_S": "how often",
     "node.root_role.LONGEST_PAUSE_S": "a pause",
