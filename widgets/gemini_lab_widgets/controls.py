@@ -29,8 +29,7 @@ from gemini_lab.log.events import Protected, RunStarted, StacksTaken
 from gemini_lab.log.file import read_log
 from gemini_lab.settings import SettingValue
 from gemini_lab_widgets.cell_output import CellOutput
-from gemini_lab_widgets.live_strip import LiveStrip
-from gemini_lab_widgets.run_widgets import RunWidgets
+from gemini_lab_widgets.run_widgets import LiveStrip, RunWidgets
 
 DRAIN: Final = "drain a node"
 REWIND: Final = "rewind, iterations"
