@@ -38,9 +38,9 @@ FALL_SILENT = (
     *(TRAINS, (0.1, "freeze", 0), (4.5, "thaw_all")),
     *(TRAINS, (0.5, "freeze_group", 0), (4.5, "thaw_all")),
 )
-LATE_ANSWER = (TRAINS, (0.39, "kill", 1, 1))
+LATE_ANSWER = (TRAINS, (0.415, "kill", 1, 1))
 COMES_BACK = (
-    *(HALF, (0.0, "freeze", 1), (0.0, "kill_rank", 2)),
+    *(HALF, (0.0, "freeze", 1), (0.01, "kill_rank", 2)),
     *(HALF, (0.0, "thaw", 1), (0.0, "kill_rank", 2), (0.0, "kill", 3, 1)),
 )
 ELSEWHERE = (HALF, (0.0, "freeze", 3), (4.0, "thaw", 3), (2.0, "kill", 1, 1))
@@ -188,7 +188,7 @@ def overlooks_the_second(state, event, cluster):
 @pytest.mark.parametrize(
     ("wrong", "shape", "why"),
     [
-        (first_recoveries, LONG, "the run never ends"),
+        (first_recoveries, LONG, "the root waits though the newest version is at hand"),
         (tires_of_waiting, SPARE, "root= starts workers, and position 1 has no machine"),
         (overlooks_the_second, ALONE, "the run never ends"),
     ],

@@ -78,7 +78,7 @@ def test_a_link_that_nobody_could_pace_is_refused():
 def test_the_log_of_many_ranks_leaves_their_collectives_out_unless_they_are_asked_for(
     nodes, told, is_logged
 ):
-    job = SimpleNamespace(engine=None, settings=dict, uneven="")
+    job = SimpleNamespace(engine=None, settings=dict, uneven="", unrepeatable="")
     assert read_settings(job, order(nodes, **told), [].append).log_collectives is is_logged
 
 
@@ -92,6 +92,9 @@ def test_ranks_that_hold_different_models_compute_nothing_for_one_another(asked)
 
 
 def test_ranks_with_collectives_of_their_own_have_versions_leave_at_once():
-    job, remarks = SimpleNamespace(engine=None, settings=dict, uneven="experts differ"), []
+    job, remarks = (
+        SimpleNamespace(engine=None, settings=dict, uneven="experts differ", unrepeatable=""),
+        [],
+    )
     assert read_settings(job, order(scheme="gemini"), remarks.append).scheme == "background"
     assert "one sequence of collectives on all ranks, and experts differ" in remarks[0]

@@ -213,7 +213,7 @@ def _returns() -> Iterator[tuple[int, tuple[Happening, ...]]]:
     for seed, silent in itertools.product(range(1, 5), nodes):
         others = [n for n in nodes if n != silent]
         for first, second in itertools.product(others, others):
-            before = HALF, (0.0, "freeze", silent), (0.0, "kill_rank", first)
+            before = HALF, (0.0, "freeze", silent), (0.01, "kill_rank", first)
             after = HALF, (0.0, "thaw", silent), (0.0, "kill_rank", second), (0.0, "kill", spare, 1)
             yield seed, (*before, *after)
 
