@@ -35,7 +35,9 @@ def gather(values: Sequence[int]) -> list[list[int]]:
     on_cpu = "gloo" in dist.get_backend()
     device = "cpu" if on_cpu else get_accelerator().current_device_name()
     ours = torch.tensor(values, dtype=torch.int64, device=device)
-    theirs = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
+    # A collective that is broken off, as by a lost rank of kept processes, writes nothing: zeros
+    # are no reason to refuse, and no checksum.
+    theirs = [torch.zeros_like(ours) for _ in range(dist.get_world_size())]
     dist.all_gather(theirs, ours)
     return [one.tolist() for one in theirs]
 
@@ -110,6 +112,7 @@ class JointOutcome:
             reasons = self._gather_reasons()
             self.end()
             raise refused_by(failed, reasons[failed[0]])
+        self.end()  # a rank that plays what others gathered before is not among these answers
         return [answer[1:] for answer in answers]
 
     def _gather_reasons(self) -> list[str]:

@@ -197,15 +197,15 @@ def ready_engine(
         session.meet()
     session.code.begin(settings)
     is_first = start.fingerprint is None  # of the run: nobody has called this before
-    if is_first or start.plan.version is None:
-        with jointly():
-            if start.rank == 0 and settings.persistent_url is not None:
-                # The tier becomes this run's before the run has anything to lose there.
-                tier = persistent_tier(settings.persistent_url)
-                tier.check()
-                tier.claim(start.order.run, is_resumed=start.order.is_resumed)
-        if start.rank == 0 and is_first and start.order.is_resumed:
-            _say_if_nothing_is_resumed(settings.persistent_url, remark)
+    with jointly():  # at each start: a rank that starts later plays the others' collectives
+        has_nothing = is_first or start.plan.version is None
+        if has_nothing and start.rank == 0 and settings.persistent_url is not None:
+            # The tier becomes this run's before the run has anything to lose there.
+            tier = persistent_tier(settings.persistent_url)
+            tier.check()
+            tier.claim(start.order.run, is_resumed=start.order.is_resumed)
+    if start.rank == 0 and is_first and start.order.is_resumed:
+        _say_if_nothing_is_resumed(settings.persistent_url, remark)
     # After `meet`: a rank that is missing would hold the others in Gloo's own rendezvous.
     group = CheckpointGroup(session.store, rank=start.rank, world_size=start.seats.world_size)
     seats = _placed(session, state, settings, group)
