@@ -29,7 +29,16 @@ ELSEWHERE = {
     ("docs/how-to/notebook.md", "Use a notebook", 0): "the same as README's",
     ("docs/how-to/providers.md", "A provider of your own", 0): "needs Kubernetes; it is compiled",
     ("docs/how-to/resize.md", "The position in the data", 0): "tests/engine/test_resize.py",
-    ("docs/tutorials/your-script.md", "In plain PyTorch", 0): "tests/cluster/test_torch.py",
+    ("docs/how-to/parallel.md", "A pipeline of DeepSpeed's", 0): (
+        "tests/cluster/test_parallel.py, by docs/examples/train_deepspeed_pipeline.py"
+    ),
+    ("docs/how-to/parallel.md", "What CPUs lack", 0): "fails as told; it is compiled",
+    ("docs/how-to/debug-attack.md", "Call your function with just that case", 0): (
+        "the names are a reader's; it is compiled"
+    ),
+    ("docs/reference/libraries.md", "TorchTitan", 0): (
+        "tests/cluster/test_adapters.py, by docs/examples/train_torchtitan.py"
+    ),
     ("docs/reference/protect.md", "Several loops, and code around them", 0): (
         "tests/engine/test_loops.py, tests/cluster/test_second_starts.py"
     ),
@@ -262,7 +271,7 @@ EXAMPLES = {
     ),
     "README's two lines of PyTorch, DDP": lambda: two_lines("DistributedDataParallel"),
     "README's two lines of PyTorch, FSDP2": lambda: two_lines("fully_shard"),
-    "the guide's script": lambda: WITH_LOSS + block(SCRIPT, "Protect your own script"),
+    "the guide's script": lambda: WITH_LOSS + block(SCRIPT, "With DeepSpeed"),
     "two passes a step": lambda: TWO_PASSES + block(LOOP, "Two passes a step"),
     "a batch that is fetched ahead": fetched_ahead,
     "two nested loops": epochs,
@@ -308,7 +317,7 @@ def test_every_block_of_python_is_run_somewhere_and_all_are_python():
         (LIBRARIES, "transformers' Trainer"): 1,
         (LIBRARIES, "Accelerate"): 1,
         (LIBRARIES, "Lightning"): 1,
-        (SCRIPT, "Protect your own script"): 1,
+        (SCRIPT, "With DeepSpeed"): 1,
         (LOOP, "The loop"): 2,
         (NAN, "Rewind from the script"): 1,
         (LOOP, "Two passes a step"): 1,
