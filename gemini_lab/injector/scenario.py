@@ -8,7 +8,7 @@ The cluster and the simulator take the same scenario, in memory or as a file:
 import json
 import random
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -133,29 +133,35 @@ class Scenario:
         left = tuple(p for p, now in zip(self.planned, is_due, strict=True) if not now)
         return coming, replace(self, planned=left)
 
-    def check(self, *, nodes: Sequence[str], ranks: int, racks: Sequence[str] = ()) -> None:
-        """Refuse a scenario that names what a lab does not have.
+    def check(self, *, nodes: int, ranks: int, racks: Sequence[str] = ()) -> None:
+        """Refuse a scenario that names what a lab does not have and will not get.
 
         Args:
-            nodes: Names of all nodes, standbys included.
+            nodes: Nodes with which the lab begins, standbys included.
             ranks: How many ranks the job has.
             racks: Names of the racks.
 
         Raises:
             ConfigError: Something in it is not there.
         """
-        there = {*nodes, "root"}
+        # Each machine that replaces a lost one has a new name, with the next number.
+        last = max(100, 10 * nodes) - 1
+        first = "node-0" if nodes == 1 else f"node-0 to node-{nodes - 1}"
         for planned in self.planned:
-            failure = planned.failure
-            missing = [place for place in failure.places if not _is_there(place, there, ranks)]
+            failure, missing = planned.failure, ""
+            for place in failure.places:
+                rank = rank_of(place)
+                if rank is not None and rank >= ranks:
+                    missing, known = place, f"ranks go from 0 to {ranks - 1}"
+                elif place.startswith("node-") and int(place.removeprefix("node-")) > last:
+                    known = f"the lab starts with {first}, and later machines count on to {last}"
+                    missing = place
             if isinstance(failure, RackLoss) and failure.rack not in racks:
-                missing = [failure.rack]
+                known = f"racks are {', '.join(racks)}" if racks else "the lab has no racks"
+                missing = failure.rack
             if missing:
-                known = ", ".join(nodes) if len(nodes) <= 12 else f"{nodes[0]} to {nodes[-1]}"
                 raise ConfigError(
-                    f"{failure} at {planned.when} names {missing[0]!r}, which is not there; nodes "
-                    f"are {known}, ranks 0 to {ranks - 1}, "
-                    f"racks {', '.join(racks) or '(none)'}"
+                    f"{failure} at {planned.when} names {missing!r}, which is not there; {known}"
                 )
 
     def to_json(self) -> dict[str, object]:
@@ -287,11 +293,6 @@ class Scenario:
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><td>{p.when}</td><td>{p.failure}</td></tr>" for p in self.planned)
         return f"<table><tr><th>when</th><th>failure</th></tr>{rows}</table>"
-
-
-def _is_there(place: str, there: Collection[str], ranks: int) -> bool:
-    rank = rank_of(place)
-    return place in there if rank is None else rank < ranks
 
 
 def _name(node: str | int) -> str:

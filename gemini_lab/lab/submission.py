@@ -210,9 +210,9 @@ def _check_unplaced(settings: Mapping[str, SettingValue]) -> None:
 
 
 def _check(seats: Seats, settings: Settings, scenario: Scenario) -> None:
-    names = [node_name(number) for number in range(max(100, 10 * seats.nodes))]
-    seats.seated(names[: seats.nodes]).placed(settings)
-    scenario.check(nodes=names, ranks=seats.world_size, racks=list(seats.nodes_by_rack))
+    seats.seated([node_name(number) for number in range(seats.nodes)]).placed(settings)
+    nodes = seats.nodes + seats.standbys
+    scenario.check(nodes=nodes, ranks=seats.world_size, racks=list(seats.nodes_by_rack))
 
 
 # -- an earlier run --------------------------------------------------------------------------------

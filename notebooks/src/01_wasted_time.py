@@ -213,7 +213,8 @@ factor.came_out(f"{least_min[0] / least_min[1]:.0f}")
 # in the CPU memory of the machines are for.
 #
 # </details>
-#
+
+# %% [markdown]
 # ## 5. Three policies, and the paper
 # Strawman writes to the store every three hours, and HighFreq as often as it can. Gemini keeps a
 # copy of each iteration in the memory of two machines. Here one machine is lost with its memory.

@@ -131,7 +131,8 @@ longer.came_out("yes" if median(shared) > median(alone) else "no")
 # iterations do not count, because the job settles down there.)
 #
 # </details>
-#
+
+# %% [markdown]
 # How regular is regular enough? The paper saw a standard deviation below 10 % of the mean, and a
 # profile here counts as steady up to that. If yours says "unsteady", the figure above shows which
 # iterations your machine disturbed: profile again.
@@ -196,7 +197,8 @@ times.came_out(f"{wide.traffic_bytes / profile.traffic_bytes:g}", *lines)
 # the *sequence* changes in the middle of a run, the job is profiled again.
 #
 # </details>
-#
+
+# %% [markdown]
 # ## Exercise 1
 # How many bytes does one iteration put on the wire **for each parameter**, counting the full size
 # of every collective as the profile does? Numbers are fp32 here.

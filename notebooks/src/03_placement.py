@@ -77,7 +77,8 @@ fatal.came_out(counts, *(f"{name:6} {sets}" for name, sets in pairs.items()))
 # members, a ring has one for each machine. Fewer sets, fewer ways to lose.
 #
 # </details>
-#
+
+# %% [markdown]
 # ## 2. When m does not divide N
 # Algorithm 1 lets the machines left over join the last group, which becomes a ring.
 
@@ -139,7 +140,8 @@ fig09.figure()
 # machines fail in the same hour; lab 06 counts both.
 #
 # </details>
-#
+
+# %% [markdown]
 # The paper's ring curve for k = 3 is a *union bound*. It subtracts each fatal pair by itself, so it
 # counts three lost neighbours twice: they are two fatal pairs. The other curves are exact.
 #
@@ -178,7 +180,8 @@ axes.grid(alpha=0.3)
 # From k = 2m on, one loss can take two whole groups, and the bound counts it twice.
 #
 # </details>
-#
+
+# %% [markdown]
 # **Compared with the paper.** Section 7.2 prints two chances for N = 16 and m = 2.
 
 # %%

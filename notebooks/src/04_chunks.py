@@ -9,8 +9,8 @@
 #
 # Lab 02 found *when* a job's network is idle. Now each iteration's checkpoint has to go there. A
 # large chunk makes training wait behind it, and a small one costs more to start than to send. The
-# receiver must copy each out of its buffer before the next one comes. Algorithm 2 of the paper
-# (section 5.3) and its pipeline of sub-buffers solve this.
+# receiver must copy each chunk out of its buffer before the next one comes. Algorithm 2 of the
+# paper (section 5.3) and its pipeline of sub-buffers solve this.
 
 # %%
 import matplotlib.pyplot as plt
@@ -41,8 +41,8 @@ layer_ms = 20
 # %% [markdown]
 # ## 1. A profile, a wire and a checkpoint
 # The machine is that of lab 02: two nodes, layers that take an accelerator's time, and a link paced
-# to 40 MB/s. A received chunk leaves its buffer at 58 MB/s, as over a bus from GPU to CPU memory.
-# All of it is emulated; the times below are measured on it.
+# to 40 MB/s. A received chunk leaves its buffer at 58 MB/s, as if over a bus from GPU to CPU
+# memory. This machine is emulated; the times below are measured on it.
 
 # %%
 lab = Lab(nodes=2, standbys=0)
@@ -81,8 +81,8 @@ filled.came_out(f"{needs_ms / idle_ms:.0%}", shown)
 # ## 2. Algorithm 2
 # `plan_chunks` is a pure function: it takes a profile and some numbers, and returns a schedule. For
 # each idle span, in order, it fills `mu` = 80 % with chunks the size of a sub-buffer, the last one
-# smaller. What fits nowhere goes before the update and delays it. This wrapper fills in what was
-# measured, so that you can change one thing at a time.
+# smaller. What fits nowhere is sent before the update, and delays it. This wrapper fills in what
+# was measured, so that you can change one thing at a time.
 
 
 # %%
@@ -145,7 +145,8 @@ small.came_out(max(tiny_s, key=tiny_s.get))
 # memory in four parts, so it pays four times as often.
 #
 # </details>
-#
+
+# %% [markdown]
 # And the simplest way, one piece for each span? It needs a buffer as large as the piece.
 
 # %%
@@ -171,8 +172,8 @@ for scheme in ("none", "blocking", "naive", "interleaved", "gemini"):
     runs[scheme] = run.wait()
 
 # %% [markdown]
-# The naive scheme was refused, as it ran out of memory in the paper. Its run went on in the
-# background and said so; that is no result of the scheme, so it has no bar below.
+# The naive scheme was refused; in the paper it ran out of memory. Its run sent checkpoints in the
+# background instead, and said so. That is not the naive scheme, so it has no bar below.
 
 
 # %%
@@ -264,9 +265,9 @@ with Verdict() as say:
 #
 # - Return chunks in the order in which they leave, each receiver's from its first byte to its last.
 # - Each fits a sub-buffer: `buffer["sub_buffers"]` of them share `buffer["buffer_bytes"]`.
-# - `span` is the number of a span among `profile.idle_spans`, one that is `before_update`. Its
-#   chunks, each `alpha_s` and the time for its bytes, are through before its `duration_s` is over.
-# - `span=None`, which delays the update, is for what fits nowhere.
+# - `span` is the number of a span among `profile.idle_spans`, one that is `before_update`. Each of
+#   its chunks takes `alpha_s` and the time for its bytes; all end within the span's `duration_s`.
+# - `span=None` is for what fits nowhere; it delays the update.
 #
 # `attack` tries small iterations and checkpoints, the smallest first, and draws what breaks a
 # planner:

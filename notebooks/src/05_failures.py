@@ -183,7 +183,8 @@ recoveries.figure(last)
 # starting processes.
 #
 # </details>
-#
+
+# %% [markdown]
 # The last recovery had to wait for a machine, because there was one standby for two lost nodes.
 # Step by step:
 

@@ -81,7 +81,8 @@ fig15a.figure(days=30, seeds=seeds)
 # which then starts again, and none can take more than was trained since the last checkpoint.
 #
 # </details>
-#
+
+# %% [markdown]
 # Now the cluster grows, and with it the number of failures.
 
 # %%

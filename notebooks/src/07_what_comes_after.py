@@ -68,7 +68,8 @@ print(f"your cluster, model:           {share:3.0%} of the idle time")
 # - *CheckFreq* snapshots into the machine's own memory, then persists during training.
 # - *LowDiff* writes compressed gradients as differences.
 # - *Checkmate* lets switches copy the gradients to shadow machines that keep the model up to date.
-# - *Odyssey* takes the cheapest of three: others do the work too, all is cut again, or it waits.
+# - *Odyssey* takes the cheapest of three ways: other machines take over the work, the model is
+#   divided again, or the job waits.
 
 # %%
 best = predict("Which gains most?", "CheckFreq", "LowDiff", "Checkmate", "Odyssey")
@@ -92,7 +93,7 @@ for forecast in answer.forecasts:
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>
 #
-# Each is simulated from what its authors say of it (the list in section 1), so the assumptions
+# Each is simulated from what its authors report (listed in section 1), so these assumptions
 # decide. LowDiff pays for each iteration, Checkmate needs switches and machines that others do not
 # have, and Odyssey keeps whole copies in GPU memory. A comparison of systems is a comparison of
 # such lists.
@@ -140,7 +141,8 @@ begins.came_out("at once")
 # It costs nothing until the idle spans are full; from there on every byte is paid.
 #
 # </details>
-#
+
+# %% [markdown]
 # The paper's way out is to send fewer versions. `plan` does that by itself, up to `max_overhead`.
 
 # %%
@@ -222,7 +224,7 @@ waits.came_out(f"{ratio(gemini, 4):.0%}")
 
 # %% [markdown]
 # ## 5. For real
-# Four nodes and a standby on this machine train a small GPT. It holds four times for you to act:
+# Four nodes and a standby on this machine train a small GPT. It stops four times until you act:
 #
 # - *resize* it to three nodes: shards are cut again from memory,
 # - *rewind* two iterations, without their batches: no process starts,
@@ -287,7 +289,7 @@ slowest_pause.came_out(max(pauses_s, key=pauses_s.get), *shown)
 #
 # A resize starts all ranks again, because each has another part of the model. A drain and a killed
 # worker start one process; the others go on in theirs, with new process groups. A rewind starts
-# none. (The killed worker's cause is `link_cut` if the others felt it before its node told of it.)
+# none. (If other ranks noticed the killed worker before its node did, the log calls it `link_cut`.)
 #
 # </details>
 

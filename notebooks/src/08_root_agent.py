@@ -1,15 +1,16 @@
 # %% [markdown]
 # # 08 A root agent of your own
 #
-# **Goal.** Write what the root agent does after a failure. Have it attacked at every moment of a
-# simulated run, until nothing breaks it; then let it lead real recoveries, and compare every bit.
+# **Goal.** Write what the root agent does after a failure. Attack it at many moments of a simulated
+# run, until nothing breaks it. Then let it lead real recoveries, and compare every bit.
 #
 # **Time.** One to two minutes to run, an hour to read and write. No GPU is needed. Lab 05 shows
 # what recoveries look like; its exercise 3, who gets which copy, is done for you here.
 #
-# A root agent is a state machine. Something is noticed, it decides, and others act on that. While
-# it waits for answers the next failure comes, also its own: then another node is elected, which
-# knows only what was stored. Most mistakes are of that kind, and no test run shows them.
+# A root agent is a state machine. It hears what happened, decides, and others act. While it waits
+# for their answers, the next failure comes, perhaps its own. Then the nodes elect another root
+# agent, which knows only what the first one stored. Most mistakes are made there, and a test run
+# seldom shows them.
 
 # %%
 from collections import defaultdict
@@ -27,41 +28,41 @@ size = "tiny"
 seconds = 100  # that an attack may take
 
 # %% [markdown]
-# ## 1. What is told, and what is answered
-# `decide(state, event, cluster)` is called for each thing that happens after a failure:
+# ## 1. What it hears, and what it answers
+# The lab calls `decide(state, event, cluster)` for each thing that happens after a failure:
 #
 # | event | |
 # |---|---|
-# | `Failed(cause, lost)` | training stands still, or what was being done about it failed |
+# | `Failed(cause, lost)` | training stands still, or the recovery under way failed |
 # | `Fenced(node)` | a node has ended its workers: its memory stays as it is |
 # | `Told(node, copies)` | what a node has in memory: copies, each `(shard, version, epoch)` |
-# | `Joined(node)` | a node is there that was not: a new one, or one that had fallen silent |
-# | `Changed()` | what is waited for will not come: a person gave it up, or it is dead |
+# | `Joined(node)` | a node has joined: a new one, or one that had fallen silent |
+# | `Changed()` | a silent node will not return: it is dead, or a person gave it up |
 #
-# It answers one action, a list of them, or nothing:
+# It returns one action, a list of actions, or nothing:
 #
 # | action | |
 # |---|---|
-# | `Fence()` | begin again: every living node ends its workers and says `Fenced` |
-# | `Ask()` | every living node says `Told` |
-# | `Start(version)` | workers start on every position and load this version; `None`: the start |
-# | `Wait(why)` | start nothing yet; machines that are missing are asked for |
+# | `Fence()` | begin again: every living node ends its workers and answers `Fenced` |
+# | `Ask()` | every living node answers `Told` |
+# | `Start(version)` | workers start on every position and load this version; `None`: start over |
+# | `Wait(why)` | start nothing yet; the lab asks for the machines that are missing |
 #
-# `state` is a dictionary, empty at first. It is stored after each call, as JSON, before anything is
-# done: what you put there outlives the root agent, and nothing else does. `cluster` is what can be
-# known without asking:
+# `state` is a dictionary, empty at first. The lab stores it after each call, as JSON, before anyone
+# acts: what you put there outlives the root agent, and nothing else does. `cluster` is what the
+# root agent knows without asking:
 #
 # | | |
 # |---|---|
 # | `cluster.living` | the nodes that are connected |
-# | `cluster.members` | who trains on each position from now on; `None` where there is no machine |
-# | `cluster.keeps` | the shards that each position keeps: what else its node has cannot be loaded |
-# | `cluster.silent` | nodes that fell silent; with their memory, they may come back |
-# | `cluster.newest` | the newest version known to have been whole, or 0; `None`: nobody knows |
-# | `cluster.has_given_up` | a person would rather go on than wait for who is silent |
+# | `cluster.members` | the node on each position from now on; `None` if it has no machine |
+# | `cluster.keeps` | the shards that each position keeps; only these can be loaded from its node |
+# | `cluster.silent` | nodes that fell silent; they may come back with their memory |
+# | `cluster.newest` | the newest version known to have been whole, or 0; `None`: unknown |
+# | `cluster.has_given_up` | a person decided not to wait for silent nodes |
 #
 # ## 2. A first attempt
-# The simplest one goes on from the newest version that any node has, as soon as it hears of one.
+# The simplest one starts the newest version that any node has, as soon as it hears of one.
 
 # %%
 first = predict("After which single failure does a hasty root agent go wrong first?")
@@ -81,10 +82,10 @@ def hasty(state, event, cluster):
 
 
 # %% [markdown]
-# `attack` runs a lab without processes, on a clock of its own: the real agents, and failures at
-# moments that are the same each time. All failures come one by one at many moments, then a second
-# one while the first is being answered, then silence and return. The first case that breaks is made
-# as small as possible.
+# `attack` runs the real agents without processes, on a clock of its own, so each try is the same.
+# First each kind of failure comes alone, at many moments. Then a second one comes during the
+# recovery. Then nodes fall silent and return. `attack` shows the first case that breaks your
+# function, made as small as possible.
 
 # %%
 found = attack(hasty, within_s=seconds)
@@ -92,16 +93,15 @@ first.came_out(found.case)
 found
 
 # %% [markdown]
-# Read it from the top: a line for each node, and an arrow for each message. The
-# same schedule can be tried again with another function: `found.replay(mine)` gives `None` where
-# that one survives.
+# Read it from the top: a line for each node, and an arrow for each message. Try the same case with
+# another function: `found.replay(mine)` returns `None` if that one survives.
 
 # %% [markdown]
 # ## Exercise 1
-# Write `decide`. Some questions that the attack will ask: who may start while somebody has not
-# answered? What if a node is lost before it answers? Is a version whole if one shard of it is
-# missing, or of another epoch, or on a node that now keeps others? What if there are too few
-# machines? What does a newly elected root agent know? Who is worth waiting for?
+# Write `decide`. The attack will ask such questions: May you start while a node has not answered?
+# What if a node is lost before it answers? Is a version whole if one shard of it is missing, or of
+# another epoch, or on a node that now keeps others? What if there are too few machines? What does a
+# newly elected root agent know? For which nodes do you wait?
 
 
 # %% tags=["exercise"]
@@ -140,8 +140,8 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## 3. For real
-# What withstood the simulation now leads recoveries of a job that really runs. The dashboard shows
-# it. First without failures:
+# The function that survived the simulation now leads recoveries of a job that really runs. The
+# dashboard shows it. First without failures:
 
 # %%
 lab = Lab(nodes=nodes, standbys=standbys)
@@ -155,7 +155,7 @@ quiet = run.wait().report()
 
 # %% [markdown]
 # Then a worker is killed after a quarter of the iterations, and the node of rank 1 after three
-# quarters. The function goes to all nodes with the job, and the root calls it.
+# quarters. The function goes to all nodes with the job, and the root agent calls it.
 
 
 # %%
@@ -170,8 +170,8 @@ def train_with(root):
 
 # %% [markdown]
 # ## Exercise 2
-# Which function is to lead? The check trains with it, kills, and compares every loss, bit by bit.
-# One run shows few moments. A function that was not attacked yet is attacked first.
+# Which function shall lead? The check trains with it, kills, and compares every loss, bit by bit.
+# One run shows few moments, so the check first attacks a function that no attack has tried.
 
 # %% tags=["exercise"]
 # Your answer: a function, such as the one above
@@ -189,8 +189,8 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## Further
-# Break it yourself, while the lab's own root agent leads; with `root=mine` in the next cell, yours
-# does. The job trains until you press *Stop*.
+# Break it yourself while the lab's own root agent leads. With `root=mine` in the next cell, yours
+# leads. The job trains until you press *Stop*.
 
 # %%
 endless = gpt_job(size=size, iterations=10_000, layer_s=0.05)
@@ -198,8 +198,8 @@ lab.controls(endless)
 
 # %% [markdown]
 # - The lab's own root agent is in `gemini_lab/recovery/root/agent.py`: `handle` takes a happening
-#   and gives instructions, in phases that you will recognise. What does it wait for that yours
+#   and returns instructions, in phases that you will recognise. What does it wait for that yours
 #   does not?
-# - Kill the root agent's own node, with `RootLoss()`. Does yours go on where it stood?
-# - A node that only falls silent: `NodeFreeze("rank-1")`. Which of your branches answers it?
-# - Paper: section 6.2. For the whole art: Raft in MIT's course 6.5840, and Jepsen's Maelstrom.
+# - Kill the root agent's own node: break *root loss*. Does yours go on where it stood?
+# - Let a node fall silent: break *node freeze*. Which of your branches answers it?
+# - Paper: section 6.2. To learn more: Raft in MIT's course 6.5840, and Jepsen's Maelstrom.

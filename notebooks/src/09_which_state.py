@@ -22,7 +22,7 @@ from gemini_lab_course.predictions import draw, predict
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
 # %% [markdown]
-# Each run has four ranks, one on each node. In its middle the node of rank `lost` dies.
+# Each run has four ranks, one on each node. Halfway through, the node of rank `lost` dies.
 
 # %% tags=["parameters"]
 iterations = 12
@@ -33,8 +33,8 @@ lost = 3  # a rank from 0 to 3
 # One small language model trains under seven kinds of parallelism:
 #
 # - *DP*, data parallel: each rank has the model, and reads samples of its own.
-# - *ZeRO-1, 2, 3*: data parallel, too. Ranks divide the moments, then the gradients, then the
-#   weights.
+# - *ZeRO-1, 2, 3*: data parallel too. ZeRO-1 divides the moments among the ranks, ZeRO-2 also the
+#   gradients, ZeRO-3 also the weights.
 # - *TP*, tensor parallel: each matrix is cut in four, and all ranks read the same samples.
 # - *PP*, pipeline parallel: each rank has some layers. Only the first and the last read samples.
 # - *EP*, expert parallel, under ZeRO-1: every second layer has four experts, one on each rank.
@@ -89,7 +89,8 @@ holdings.show_held(held)
 # not. Under EP the layers without experts are ordinary ZeRO-1 layers.
 #
 # </details>
-#
+
+# %% [markdown]
 # ## 3. Break it
 # A rank dies with its node. Could the others give back what it had, without any checkpoint?
 
@@ -140,8 +141,9 @@ fetched.came_out(min(parts, key=lambda name: abs(parts[name] - part)))
 # then gets the other three quarters from the ranks that live: each sends its own.
 #
 # </details>
-#
-# Did it come back exactly? What ranks do again is compared with what they did before the loss.
+
+# %% [markdown]
+# Did it come back exactly? The lab compares what ranks do again with what they did before the loss.
 
 # %%
 for way, recovery in recovered.items():
@@ -183,7 +185,7 @@ with Verdict() as say:
 # - every byte of every piece once, and only where the piece is held;
 # - the parts of a piece differ by one byte at most.
 #
-# `attack` tries small cases, the smallest first. A version of all that each rank holds fares so:
+# `attack` tries small cases, the smallest first. It breaks a version of all that each rank holds:
 
 
 # %%

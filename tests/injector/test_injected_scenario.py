@@ -147,7 +147,7 @@ def test_a_random_scenario_is_the_same_for_the_same_seed():
 
     assert draw(3) == draw(3)
     assert draw(3) != draw(4)
-    draw(3).check(nodes=[], ranks=4, racks=["a", "b"])
+    draw(3).check(nodes=4, ranks=4, racks=["a", "b"])
     assert {entry.failure.kind for entry in draw(3).planned} == set(FAILURES)
 
 
@@ -186,15 +186,18 @@ def test_a_failure_within_an_iteration_waits_for_its_part():
 
 
 def test_a_scenario_names_only_what_a_lab_has():
-    there = {"nodes": ["node-0", "node-1"], "ranks": 2, "racks": ["a"]}
+    there = {"nodes": 2, "ranks": 2, "racks": ["a"]}
     Scenario().lose(node=1, iteration=1).add(RackLoss("a"), at_s=1).check(**there)
+    Scenario().lose(node=99, iteration=1).check(**there)  # a machine that replaced a lost one
 
-    with pytest.raises(ConfigError, match="'node-7', which is not there; nodes are node-0, node-1"):
-        Scenario().lose(node=7, iteration=1).check(**there)
-    with pytest.raises(ConfigError, match="ranks 0 to 1"):
+    with pytest.raises(ConfigError, match="node-0 to node-1, and later machines count on to 99"):
+        Scenario().lose(node=100, iteration=1).check(**there)
+    with pytest.raises(ConfigError, match="'rank-2', which is not there; ranks go from 0 to 1"):
         Scenario().crash(rank=2, iteration=1).check(**there)
-    with pytest.raises(ConfigError, match="racks a"):
+    with pytest.raises(ConfigError, match="'b', which is not there; racks are a"):
         Scenario().add(RackLoss("b"), iteration=1).check(**there)
+    with pytest.raises(ConfigError, match="the lab has no racks"):
+        Scenario().add(RackLoss("b"), iteration=1).check(nodes=2, ranks=2)
 
 
 def drawn(**changes):

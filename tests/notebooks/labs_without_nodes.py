@@ -117,7 +117,7 @@ BUSY = recovery([], tier="start")
 
 def attempt(scenario: Scenario) -> ToldReport:
     """A run with groups of two: the nodes of ranks 0 and 1, and those of 2 and 3."""
-    scenario.check(nodes=[f"node-{n}" for n in range(5)], ranks=4)
+    scenario.check(nodes=5, ranks=4)
     by_iteration: dict[int | None, list[tuple[str, str]]] = {}
     for planned in scenario.planned:
         kind = "worker_crash" if planned.failure.kind == "worker_crash" else "node_loss"

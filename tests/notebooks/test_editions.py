@@ -154,6 +154,13 @@ def test_a_lab_is_read_in_900_words(source):
 
 
 @each_notebook
+def test_a_folded_explanation_ends_its_cell(source):
+    """JupyterLab leaves no room between it and a text that follows in the same cell."""
+    texts = [cell.source for cell in read(source).cells if "</details>" in cell.source]
+    assert [text for text in texts if not text.endswith("</details>")] == []
+
+
+@each_notebook
 def test_one_cell_takes_papermills_parameters(source):
     assert len(tagged(read(source), "parameters")) == 1
 
