@@ -24,7 +24,7 @@ from gemini_lab.profiler.observe import Profiler
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.transfer.collective_calls import DeviceClock, WallClock
 from gemini_lab.transfer.comm_hook import CommHook, Pace
-from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer
+from gemini_lab.transfer.link import LinkBucket, LinkPacer
 from gemini_lab.units import format_bytes
 
 
@@ -69,7 +69,7 @@ class ProfiledSteps:
 
     def _attach(self) -> None:
         on_device = torch.cuda.is_available() and "nccl" in dist.get_backend()
-        pace: Pace | None = LinkPacer(self._link, shares=GLOO) if self._link else None
+        pace: Pace | None = LinkPacer(self._link) if self._link else None
         clock = DeviceClock() if on_device else WallClock()
         self._hook = CommHook(clock=clock, pace=pace).attach()
         conditions = []

@@ -15,7 +15,7 @@ from torch import nn
 from gemini_lab.engine import session
 from gemini_lab.errors import ConfigError
 from gemini_lab.transfer.comm_hook import CommHook
-from gemini_lab.transfer.link import GLOO, LinkPacer, own_link
+from gemini_lab.transfer.link import LinkPacer, own_link
 
 
 class SlowLayers:
@@ -96,5 +96,5 @@ def emulate(
     if layer_s > 0:
         SlowLayers(layers, forward_s=layer_s)
     if link_bytes_per_s is not None and session.current is None:
-        pacer = LinkPacer(own_link(link_bytes_per_s), shares=GLOO)
+        pacer = LinkPacer(own_link(link_bytes_per_s))
         CommHook(pace=pacer, recording=False).attach()

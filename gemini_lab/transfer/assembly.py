@@ -16,7 +16,7 @@ from gemini_lab.transfer.comm_hook import CommHook
 from gemini_lab.transfer.device_queues import CudaQueues
 from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer, own_link
+from gemini_lab.transfer.link import LinkBucket, LinkPacer, own_link
 from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.schedule_controller import ScheduleController
 from gemini_lab.transfer.version import Asked, MovedVersion, Peers, Wire
@@ -119,7 +119,7 @@ def _open_hook(
     recording = settings.scheme in SCHEDULED or is_logged
     if link is None and not recording:
         return None
-    pacer = None if link is None else LinkPacer(link, node_of=node_of, shares=GLOO)
+    pacer = None if link is None else LinkPacer(link, node_of=node_of)
     clock = DeviceClock() if on_device else WallClock()
     return CommHook(clock=clock, pace=pacer, recording=recording).attach()
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch.distributed as dist
 
@@ -29,8 +29,10 @@ from gemini_lab.transfer.collective_calls import (
     handle_of,
     iteration_record,
 )
-from gemini_lab.transfer.group import TransferHandle
 from gemini_lab.transfer.link import sleep_until
+
+if TYPE_CHECKING:
+    from gemini_lab.transfer.device_route import DeviceRoute
 
 Pace = Callable[[str, int, dist.ProcessGroup | None], float]
 """From name, bytes and process group of a collective to the time (`time.monotonic`) at which the
@@ -38,17 +40,6 @@ emulated link has carried it."""
 _MARK: Final = "_gemini_lab_seam"
 _POLL_S: Final = 60.0
 _STILL_S: Final = 1.0  # training that does nothing for less does not stand still
-
-
-class Gate(Protocol):
-    """The part that acts between training's collectives; training's thread calls it."""
-
-    def before_call(self) -> None: ...
-
-    def after_call(self, calls: int, work: TransferHandle | None) -> None:
-        """Collective number `calls` of the iteration was called; `work` is its handle or `None`."""
-
-    def before_update(self) -> None: ...
 
 
 class CommHook:
@@ -92,7 +83,7 @@ class CommHook:
         self._records: list[CollectiveCall] = []
         self._profile: Profile | None = None
         self._expected: list[tuple[str, int]] = []
-        self._gate: Gate | None = None
+        self._gate: DeviceRoute | None = None
 
     # -- on and off --------------------------------------------------------------------------------
 
@@ -160,7 +151,7 @@ class CommHook:
                 del self._records[count:]
                 self._profile, self._gate = profile, gate
 
-    def expect(self, profile: Profile | None, *, gate: Gate | None = None) -> None:
+    def expect(self, profile: Profile | None, *, gate: "DeviceRoute | None" = None) -> None:
         """Follow `profile` from here on; call it where an iteration begins.
 
         Args:

@@ -37,6 +37,7 @@ from gemini_lab.memory.slab_form import Chunked
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.transfer.device_queues import Lanes, Mark, Message
 from gemini_lab.transfer.group import TransferHandle
+from gemini_lab.transfer.route import Route
 from gemini_lab.transfer.version import (
     CopyUpTo,
     OutgoingVersion,
@@ -95,7 +96,7 @@ def rounds(
     )
 
 
-class DeviceRoute:
+class DeviceRoute(Route):
     """Moves the chunks of versions as their ranks' schedules say, by way of the device's memory.
 
     Training's thread calls `begin`, then the hook's gate: `before_call` and `after_call` around
@@ -188,9 +189,6 @@ class DeviceRoute:
             self._copied[number] = lanes.mark("bus")
 
     # -- the replicator's thread -------------------------------------------------------------------
-
-    def wait_for_first(self) -> None:
-        """Do nothing, because the device copies by itself."""
 
     def exchange(
         self, copy_up_to: CopyUpTo, buffers: VersionBuffers[Chunked]

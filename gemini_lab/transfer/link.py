@@ -24,60 +24,40 @@ from gemini_lab.units import format_bytes
 
 _FREE_AT: Final = struct.Struct("d")
 
-Shares = Mapping[str, Callable[[int], float]]
-"""For each operation: from the number n of nodes to the share of the full tensor's bytes that
-crosses a node's link, one way."""
-
-RING: Final[Shares] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "inference_all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_reduce_coalesced": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "all_gather_into_tensor": lambda n: (n - 1) / n,
-    "all_gather_base": lambda n: (n - 1) / n,
-    "all_gather_coalesced": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "reduce_scatter_tensor": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "all_to_all_single": lambda n: (n - 1) / n,
-    "broadcast": lambda n: (n - 1) / n,
-    "reduce": lambda n: (n - 1) / n,
-    "gather": lambda n: (n - 1) / n,
-    "scatter": lambda n: (n - 1) / n,
-    "send": lambda _: 1.0,
-    "isend": lambda _: 1.0,
+SHARES: Final[Mapping[str, Callable[[int], float]]] = {
+    **dict.fromkeys(
+        ("all_reduce", "inference_all_reduce", "all_reduce_coalesced"), lambda n: 2 * (n - 1) / n
+    ),
+    **dict.fromkeys(("reduce_scatter", "reduce_scatter_tensor"), lambda n: 2 * (n - 1) / n),
+    **dict.fromkeys(("all_gather", "all_gather_into_tensor"), lambda n: (n - 1) / n),
+    **dict.fromkeys(("all_gather_base", "all_gather_coalesced"), lambda n: (n - 1) / n),
+    **dict.fromkeys(("all_to_all", "all_to_all_single"), lambda n: (n - 1) / n),
+    **dict.fromkeys(("reduce", "gather", "scatter"), lambda n: (n - 1) / n),
+    "broadcast": lambda n: float(math.ceil(math.log2(n))),
+    **dict.fromkeys(("send", "isend"), lambda _: 1.0),
     "batch_isend_irecv": lambda _: 0.5,
 }
-"""Ring algorithms, as NCCL's: what a link between GPU machines carries.
+"""For each operation: from the number n of nodes to the share of the full tensor's bytes that
+crosses a node's link, one way, as torch's Gloo sends them.
 
-Ring all-gather and ring reduce-scatter pass every part but one over each link: (n-1)/n. A ring
-all-reduce is one after the other: 2(n-1)/n. In an all-to-all each node keeps 1/n of what it has. A
-pipelined broadcast or reduce along a chain uses n-1 of n links, (n-1)/n on average; a gather or
-scatter moves (n-1)/n over the root's link, which is the slowest. A message goes over its sender's
-link once, so of a batch of sends and receives half; receiving calls and barriers are free.
+A ring all-gather passes every part but one over each link: (n-1)/n. A ring all-reduce is a
+reduce-scatter and an all-gather: 2(n-1)/n. In an all-to-all each node keeps 1/n of what it has. A
+gather or scatter moves (n-1)/n over the root's link, which is the slowest. A message goes over its
+sender's link once, so of a batch of sends and receives half; receiving calls and barriers are free.
+Counted at the interfaces of 2 and 4 nodes: Gloo's reduce-scatter sends as much as an all-reduce,
+and its broadcast is a tree in which the root sends log2(n) times.
 """
 
-GLOO: Final[Shares] = {
-    **RING,
-    "reduce_scatter": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter_tensor": lambda n: 2 * (n - 1) / n,
-    "broadcast": lambda n: float(math.ceil(math.log2(n))),
-}
-"""What torch's Gloo really sends, where it differs: for comparison with a link that the kernel
-shapes. Counted at the interfaces of 2 and 4 nodes: its reduce-scatter sends as much as an
-all-reduce, and its broadcast is a tree in which the root sends log2(n) times."""
 
-
-def wire_bytes(name: str, size_bytes: int, *, nodes: int, shares: Shares = RING) -> float:
+def wire_bytes(name: str, size_bytes: int, *, nodes: int) -> float:
     """Return bytes that a collective of `size_bytes` sends over each node's link.
 
     Args:
-        name: The operation's name; one that is not in `shares` sends nothing.
+        name: The operation's name; one that is not in `SHARES` sends nothing.
         size_bytes: The full tensor's size.
         nodes: How many nodes the group spans; a group on one node uses no link.
-        shares: The algorithms' formulas.
     """
-    return size_bytes * shares[name](nodes) if name in shares and nodes > 1 else 0.0
+    return size_bytes * SHARES[name](nodes) if name in SHARES and nodes > 1 else 0.0
 
 
 class LinkBucket:
@@ -159,9 +139,7 @@ class LinkPacer:
         *,
         # From a rank to its node; by default each rank is alone on one.
         node_of: Callable[[int], Hashable] = lambda rank: rank,
-        shares: Shares = RING,  # what each operation sends: `RING`, or `GLOO`
     ) -> None:
-        self._shares = shares
         self.bucket = bucket
         self._node_of = node_of
         self._shapes: dict[dist.ProcessGroup | None, tuple[int, int]] = {}
@@ -169,9 +147,7 @@ class LinkPacer:
     def __call__(self, name: str, size_bytes: int, group: dist.ProcessGroup | None) -> float:
         """Reserve the link for one collective; when it will be done, by `time.monotonic`."""
         nodes, here = self._shape(group)
-        return self.bucket.reserve(
-            wire_bytes(name, size_bytes, nodes=nodes, shares=self._shares) / here
-        )
+        return self.bucket.reserve(wire_bytes(name, size_bytes, nodes=nodes) / here)
 
     def _shape(self, group: dist.ProcessGroup | None) -> tuple[int, int]:
         """Return how many nodes the group spans, and how many of its ranks share this one."""

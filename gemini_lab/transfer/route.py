@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ WINDOW_CHUNKS: Final = 4
 """Sends in flight at once: the paper's number of sub-buffers (section 5.3)."""
 
 
-class Route(Protocol):
+class Route:
     """How the chunks of versions travel from rank to rank.
 
     For each version `begin` is called on training's thread, then `wait_for_first` and `exchange` on
@@ -42,27 +42,19 @@ class Route(Protocol):
         self, copy_up_to: CopyUpTo, buffers: VersionBuffers[Chunked]
     ) -> tuple[SentBytes, ...]:
         """Send and receive the version's chunks; return what left in which span."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free what it holds; no version is under way."""
 
 
-class BackgroundRoute:
+class BackgroundRoute(Route):
     """Chunks leave as fast as the link takes them, the same chunk to all peers."""
 
     def __init__(self, wire: Wire, peers: Peers) -> None:
         self._group = wire.group
         self._wire = wire
         self._peers = peers
-
-    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunked]) -> None:
-        """Do nothing: all is done by the replicator's thread."""
-
-    def wait_for_first(self) -> None:
-        """Do nothing: a chunk leaves as soon as it can."""
-
-    def close(self) -> None:
-        """Do nothing: it holds nothing."""
 
     def exchange(
         self, copy_up_to: CopyUpTo, buffers: VersionBuffers[Chunked]

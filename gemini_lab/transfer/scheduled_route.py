@@ -23,9 +23,9 @@ from gemini_lab.memory.slab_form import Chunked
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.transfer.group import TransferHandle
 from gemini_lab.transfer.own_thread import OwnThread
+from gemini_lab.transfer.route import Route
 from gemini_lab.transfer.version import (
     CopyUpTo,
-    OutgoingVersion,
     Peers,
     SentBytes,
     VersionBuffers,
@@ -44,7 +44,7 @@ class IncomingChunk:
     chunk: Chunk
 
 
-class ScheduledRoute:
+class ScheduledRoute(Route):
     """Moves the chunks of versions as their ranks' schedules say, on CPUs."""
 
     def __init__(
@@ -73,9 +73,6 @@ class ScheduledRoute:
 
     def close(self) -> None:
         self._receiver.end(wait=False)
-
-    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunked]) -> None:
-        """Do nothing: on CPUs all is done by the replicator's thread."""
 
     def wait_for_first(self) -> None:
         """Wait for the first chunk's span.
