@@ -3,9 +3,27 @@
 import numpy as np
 import torch
 
+from gemini_lab.engine.heartbeat import Heartbeat
+from gemini_lab.engine.iteration_log import IterationLog
+from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.rank_agreement import gather
 from gemini_lab.memory.slab import Slab, SlotSpec
+from gemini_lab.shard.lineage import NO_LINEAGE
 from gemini_lab.transfer.version import moment_of, require_unwritten
+
+
+def protect(state, keeper, *, log=None, **more):
+    """As in a lab, from here on."""
+    protection = LiveProtection(
+        state,
+        keeper,
+        log or IterationLog(lambda _: None),
+        Heartbeat(lambda _: None, rank=state.layout.rank, epoch=1),
+        lineage=NO_LINEAGE,
+        **more,
+    )
+    state.framework.hook(protection)
+    return protection
 
 
 class Keeper:

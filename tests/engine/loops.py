@@ -9,22 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from deepspeed import initialize
-from keeper import Keeper, SlabKeeper
+from keeper import Keeper, SlabKeeper, protect
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gemini_lab.engine.discovery import gather
-from gemini_lab.engine.heartbeat import Heartbeat
-from gemini_lab.engine.iteration_log import IterationLog
-from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.script_loops import place_in
 from gemini_lab.engine.state.data_rehearsal import rehearse_data
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS = 12
 
@@ -59,19 +54,15 @@ class Job:
             rewinder = Rewinder(
                 state, self.keeper.slab, self.keeper, guard=guard, emit=self.rewinds.append
             )
-        self.protection = LiveProtection(
+        self.protection = protect(
             state,
             self.keeper,
-            IterationLog(lambda _: None),
-            Heartbeat(lambda _: None, rank=dist.get_rank(), epoch=1),
-            lineage=NO_LINEAGE,
             place=place_in(small),
             rewinder=rewinder,
             remark=self.remarks.append,
             rehearse=lambda: state.rehearse(bytearray(state.layout.payload_bytes)),
             **{name: make(state) for name, make in more.items()},
         )
-        state.framework.hook(self.protection)
         return self.protection
 
     def update(self, engine, loss, *more):

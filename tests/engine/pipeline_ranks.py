@@ -1,17 +1,13 @@
 """Trains the stages of a pipeline on a few gloo ranks, as a script does; see `torch_ranks`."""
 
-import json
 import random
-from functools import partial
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
-from keeper import Keeper
-from tier_ranks import fetched, save
+from script_start import Start
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,15 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gemini_lab.engine.arguments import as_engine, with_schedule
-from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.frameworks.tensors import is_dtensor
-from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.iteration_log import IterationLog, watch_inputs
-from gemini_lab.engine.live import LiveProtection
-from gemini_lab.engine.protection import UnprotectedLoops
-from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS, WIDTH = 7, 8
 LEARNERS = (
@@ -95,11 +85,11 @@ def whole_state(models, optimizers):
     return [xxhash.xxh3_64_hexdigest(one.detach().contiguous().numpy()) for one in whole]
 
 
-class Job:
+class Job(Start):
     """One start of a training script."""
 
     def __init__(self, case, *, rank, seed, wanted=(), payload=None):
-        self.case, self.rank = case, rank
+        super().__init__(case, wanted)
         ranks, group, mesh = dist.get_world_size(), None, None
         if case.get("sharded"):
             names = ("stages", "data", "cut")[: case["sharded"]]
@@ -147,57 +137,25 @@ class Job:
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             # Ranks that share layers draw the same.
             draw(seed + rank // (2 if case.get("sharded") == 3 else 1))
-        self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
-        self.inputs, self.wholes = [], {}
-        self.protect(payload)
-
-    def protect(self, payload):
-        is_one = len(self.models) == 1 and not self.case.get("lists")
+        self.inputs = []
+        is_one = len(self.models) == 1 and not case.get("lists")
         model = self.models[0] if is_one else self.models
         optimizer = self.optimizers[0] if is_one else self.optimizers
-        engine = as_engine(None, model=model, optimizer=optimizer, settings=None, step=0)
-        reads = self.is_first or self.is_last
-        script = gather(
-            engine,
-            data=self.loader if reads else (),
-            client_state=None,
+        self.protect(
+            as_engine(None, model=model, optimizer=optimizer, settings=None, step=0),
+            payload,
+            data=self.loader if self.is_first or self.is_last else (),
             also=with_schedule(None, None),
-            remark=self.remarks.append,
         )
-        if self.case.get("unprotected"):
-            self.protection = UnprotectedLoops(engine)
-            return
-        self.state = EngineState(engine, script=script)
-        is_recut = callable(payload)
-        if is_recut:
-            payload, self.remarks, _ = payload(self.state)
-        if payload is not None:
-            self.state.load(payload)
-        else:
-            self.rehearse()
+
+    def log_of(self, engine):
         log = IterationLog(self.hear)
         watch_inputs(engine, log)
-        self.protection = LiveProtection(
-            self.state,
-            self.keeper,
-            log,
-            Heartbeat(lambda _: None, rank=self.rank, epoch=1),
-            lineage=NO_LINEAGE,
-            remark=self.remarks.append,
-            rehearse=self.rehearse,
-        )
-        self.state.framework.hook(self.protection)
-        if is_recut:
-            self.state.restore_again()  # nothing is put back while the version is on its way
-        if payload is None or is_recut:
-            self.protection.send_version(at_top=is_recut)
+        return log
 
     def hear(self, event):
         if type(event).__name__ == "IterationBegun":
             self.inputs.append([event.iteration, event.inputs.batch, event.inputs.random["torch"]])
-
-    def rehearse(self):
-        self.state.rehearse(bytearray(self.state.layout.payload_bytes))
 
     def loop(self):
         if self.case.get("untold"):
@@ -245,33 +203,8 @@ class Job:
         with torch.no_grad():
             self.schedule.eval(*given, **wanted)
 
+    def found(self):
+        return {"tables": [table.tolist() for table in self.tables()], "inputs": self.inputs}
 
-def work(request, rank):
-    folder, version = Path(request["folder"]), request.get("load")
-    payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
-    if request.get("load_tier"):
-        payload = partial(fetched, url=str(folder / request["load_tier"]), version=3)
-    job = Job(
-        request["case"],
-        rank=rank,
-        seed=request.get("seed", 1),
-        wanted=request.get("wanted", ()),
-        payload=payload,
-    )
-    job.train()
-    for number, kept in job.keeper.payloads.items():
-        (folder / f"shard-{rank}-{number}.bin").write_bytes(kept)
-    if request.get("save_tier"):
-        save(job.state, str(folder / request["save_tier"]), 3, job.keeper.payloads[3])
-    found = {
-        "tables": [table.tolist() for table in job.tables()],
-        "losses": job.losses,
-        "remarks": job.remarks,
-        "inputs": job.inputs,
-        "wholes": job.wholes,
-    }
-    if not request["case"].get("unprotected"):
-        found["layout"] = job.state.layout.to_json()
-        found["uneven"] = job.state.framework.uneven
-        found["place"] = job.state.framework.place
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    def found_protected(self):
+        return {"uneven": self.state.framework.uneven, "place": self.state.framework.place}

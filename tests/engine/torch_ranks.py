@@ -4,20 +4,17 @@ The models and loops are as hard to bring back as people write them. Versions ar
 in the place of a lab; all else is what `protect` does.
 """
 
-import json
 import random
 import runpy
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pipeline_ranks
+import script_start
 import torch
 import torch.distributed as dist
-from keeper import Keeper
-from tier_ranks import fetched, save
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -33,15 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gemini_lab.engine.arguments import as_engine, with_schedule
-from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.frameworks.tensors import is_dtensor
-from gemini_lab.engine.heartbeat import Heartbeat
-from gemini_lab.engine.iteration_log import IterationLog
-from gemini_lab.engine.live import LiveProtection
-from gemini_lab.engine.protection import UnprotectedLoops
-from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS = 7
 EXAMPLE = SimpleNamespace(
@@ -307,11 +297,12 @@ class Averages:
         return sum(mean.to_local().double().square().sum().item() for mean in means)
 
 
-class Job:
+class Job(script_start.Start):
     """One start of a training script."""
 
     def __init__(self, case, *, rank, seed, wanted=(), payload=None):
-        self.case = case
+        super().__init__(case, wanted)
+        self.rank = rank
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(1)  # the same weights everywhere, and in every start: frozen ones are compared
         kinds = {
@@ -356,8 +347,6 @@ class Job:
         is_half = case.get("half", False)
         self.autocast = torch.autocast("cpu", torch.float16, enabled=is_half)
         self.scaler = torch.amp.GradScaler("cpu", 2.0**30, growth_interval=2, enabled=is_half)
-        self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
-        self.wholes = {}
         self.compute_before(case.get("before"))
         if case.get("evaluated"):  # after which FSDP2 keeps whole weights
             with torch.no_grad():
@@ -366,7 +355,12 @@ class Job:
         self.critic = Critic(static_graph=critic == "static") if critic else None
         is_averaged = case.get("averaged", False)
         self.averages = Averages(case["parallel"], self.model) if is_averaged else None
-        self.protect(payload)
+        self.protect(
+            as_engine(None, model=self.model, optimizer=self.optimizer, settings=None, step=0),
+            payload,
+            data=() if case.get("alone") and rank else self.loader,
+            also=with_schedule({"scaler": self.scaler, **self.beside()}, self.schedule),
+        )
 
     def compute_before(self, what):
         """What scripts compute before `protect`, in another order than training does."""
@@ -378,49 +372,13 @@ class Job:
                 self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def protect(self, payload):
-        engine = as_engine(None, model=self.model, optimizer=self.optimizer, settings=None, step=0)
-        script = gather(
-            engine,
-            data=() if self.case.get("alone") and dist.get_rank() else self.loader,
-            client_state=None,
-            also=with_schedule({"scaler": self.scaler, **self.beside()}, self.schedule),
-            remark=self.remarks.append,
-        )
-        if self.case.get("unprotected"):
-            self.protection = UnprotectedLoops(engine)
-            return
-        self.state = EngineState(engine, script=script)
-        is_recut = callable(payload)
-        if is_recut:
-            payload, self.remarks, _ = payload(self.state)
-        if payload is not None:
-            self.state.load(payload)
-        if payload is None and self.case.get("rehearses", True):
-            self.rehearse()
-        self.protection = LiveProtection(
-            self.state,
-            self.keeper,
-            IterationLog(lambda _: None),
-            Heartbeat(lambda _: None, rank=engine.global_rank, epoch=1),
-            lineage=NO_LINEAGE,
-            remark=self.remarks.append,
-            rehearse=self.rehearse if self.case.get("rehearses", True) else lambda: None,
-        )
-        self.state.framework.hook(self.protection)
-        if is_recut:
-            self.state.restore_again()  # nothing is put back while the version is on its way
-        if payload is None or is_recut:
-            self.protection.send_version(at_top=is_recut)
-
     def compile(self, graph, _inputs):
         self.compiled += 1
         return graph
 
-    def rehearse(self):
-        self.state.rehearse(bytearray(self.state.layout.payload_bytes))
-
     def train(self):
+        if self.case.get("example"):  # whose words are no numbers
+            return
         accumulate = self.case.get("accumulation", 1)
         if self.case.get("alone"):
             next(self.protection.epochs(1))
@@ -485,46 +443,25 @@ class Job:
             if isinstance(sampler, DistributedSampler):
                 sampler.set_epoch(sampler.epoch + 1)
 
+    def found(self):
+        return {"compiled": self.compiled}
 
-def work(request, rank):
-    if "schedule" in request["case"]:
-        pipeline_ranks.work(request, rank)
-        return
-    folder, version = Path(request["folder"]), request.get("load")
-    payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
-    if request.get("load_tier"):
-        payload = partial(fetched, url=str(folder / request["load_tier"]), version=3)
-    job = Job(
-        request["case"],
-        rank=rank,
-        seed=request.get("seed", 1),
-        wanted=request.get("wanted", ()),
-        payload=payload,
-    )
-    if not request["case"].get("example"):  # whose words are no numbers
-        job.train()
-    for number, kept in job.keeper.payloads.items():
-        (folder / f"shard-{rank}-{number}.bin").write_bytes(kept)
-    if request.get("save_tier"):
-        save(job.state, str(folder / request["save_tier"]), 3, job.keeper.payloads[3])
-    found = {
-        "losses": job.losses,
-        "remarks": job.remarks,
-        "compiled": job.compiled,
-        "wholes": job.wholes,
-    }
-    if not request["case"].get("unprotected"):
-        found["layout"] = job.state.layout.to_json()
+    def found_protected(self):
+        framework = self.state.framework
+        trained = [pair for pair in framework.module.named_parameters() if pair[1].requires_grad]
         # Each weight by what it is of, so that ranks that hold the same count it once.
-        found["held"] = {
-            f"{name} {[*getattr(w, 'placements', ())]} {place_in_mesh(w, rank)}": local_part(
+        held = {
+            f"{name} {[*getattr(w, 'placements', ())]} {place_in_mesh(w, self.rank)}": local_part(
                 w
             ).nbytes
-            for name, w in job.state.framework.module.named_parameters()
-            if w.requires_grad
+            for name, w in trained
         }
-        found["local"] = sum(local_part(w).nbytes for w in job.state.framework.trained())
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+        return {"held": held, "local": sum(local_part(w).nbytes for w in framework.trained())}
+
+
+def work(request, rank):
+    kind = pipeline_ranks.Job if "schedule" in request["case"] else Job
+    script_start.work(request, rank, kind)
 
 
 def begin(request, rank):
