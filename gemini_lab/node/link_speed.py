@@ -25,9 +25,11 @@ LEAST_LINK_SPEED: Final = 32 * 2**20  # bytes/s
 
 
 async def give_filler(channel: Channel, pieces: int) -> None:
-    """Send another agent as many pieces as it asked for, and wait for it no longer than it does."""
+    """Send another agent as many pieces as it asked for."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(LIMIT_S):
+        # Twice as long as the other one listens: over a slow link, one that ended first would look
+        # like an agent that is gone.
+        async with asyncio.timeout(2 * LIMIT_S):
             for _ in range(pieces):
                 channel.send(Filler(fill="-" * PIECE_BYTES))
                 await channel.drain()

@@ -9,7 +9,7 @@ from gemini_lab.node import link_speed
 from gemini_lab.node.link_speed import PIECE_BYTES, give_filler, link_fault
 from gemini_lab.recovery.ailments import MachineFault
 from gemini_lab.recovery.messages import Filler, MeasureLink, ProbeHello
-from gemini_lab.wire.tcp import Channel, serve
+from gemini_lab.wire.tcp import Channel, connect, serve
 
 TOKEN = "secret"
 
@@ -67,6 +67,30 @@ def test_a_slow_link_is_told_with_its_speed():
 def test_a_link_that_carries_nothing_in_time_is_slow(monkeypatch):
     monkeypatch.setattr(link_speed, "LIMIT_S", 0.3)
     assert found(hang) == MachineFault("slow_link", "0 B/s from node-1")
+
+
+def test_the_sender_ends_later_than_the_agent_that_measures(monkeypatch):
+    monkeypatch.setattr(link_speed, "LIMIT_S", 0.3)
+    took_s = 0.0
+
+    async def give_timed(channel: Channel) -> None:
+        nonlocal took_s
+        since_s = asyncio.get_running_loop().time()
+        await give_filler(channel, 10**6)
+        took_s = asyncio.get_running_loop().time() - since_s
+
+    async def read_nothing() -> None:
+        server, port = await serve("127.0.0.1", TOKEN, give_timed)
+        hello = ProbeHello(name="node-0", pieces=64)
+        channel = await connect(f"127.0.0.1:{port}", TOKEN, hello, timeout_s=5)
+        async with asyncio.timeout(30):
+            while not took_s:
+                await asyncio.sleep(0.02)
+        channel.close()
+        server.close()
+
+    asyncio.run(read_nothing())
+    assert took_s >= 0.6
 
 
 @pytest.mark.parametrize("answer", [None, hang_up], ids=["nothing listens", "it hangs up"])

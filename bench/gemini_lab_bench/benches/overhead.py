@@ -55,6 +55,9 @@ ADDED: Final = {
 """What a row tells of rank 0, and the field of `Spent` that it is made of."""
 
 
+Way = Callable[[TimedWorkload], TimedRun]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairInTurns:
     """Two runs of the same script that trained in turns."""
@@ -98,15 +101,9 @@ def bench(repeats: int) -> list[Row]:
     with ready_lab(2) as lab:
         planned = partial(in_lab, lab, scheme="gemini", profile_iterations=PROFILE_ITERATIONS)
         background, blocking = partial(in_lab, lab), partial(in_lab, lab, scheme="blocking")
-        idle = {
-            "another launch of it": [in_turns(IDLE, under_torchrun) for _ in range(repeats)],
-            "gemini": [in_turns(IDLE, planned) for _ in range(repeats)],
-            "blocking": [in_turns(IDLE, blocking) for _ in range(repeats)],
-        }
-        loopback = {
-            "background": [in_turns(LOOPBACK, background) for _ in range(repeats)],
-            "blocking": [in_turns(LOOPBACK, blocking) for _ in range(repeats)],
-        }
+        ways = {"another launch of it": under_torchrun, "gemini": planned, "blocking": blocking}
+        idle = _launch_all(ways, IDLE, repeats)
+        loopback = _launch_all({"background": background, "blocking": blocking}, LOOPBACK, repeats)
     return [
         *compare(idle, IDLE, name="idle link"),
         *compare(loopback, LOOPBACK, name="loopback"),
@@ -114,7 +111,18 @@ def bench(repeats: int) -> list[Row]:
     ]
 
 
-def in_turns(workload: TimedWorkload, way: Callable[[TimedWorkload], TimedRun]) -> PairInTurns:
+def _launch_all(
+    ways: Mapping[str, Way], workload: TimedWorkload, repeats: int
+) -> dict[str, list[PairInTurns]]:
+    """Launch each way once per repeat, so that a slow minute of the machine slows all of them."""
+    pairs: dict[str, list[PairInTurns]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            pairs[name].append(in_turns(workload, way))
+    return pairs
+
+
+def in_turns(workload: TimedWorkload, way: Way) -> PairInTurns:
     """Run the workload in one of our ways, such as `in_lab`, and under torchrun, in turns."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gemini-lab-turns-")))
