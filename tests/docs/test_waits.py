@@ -1,4 +1,4 @@
-"""The table of waits in `docs/architecture.md` says what the code does."""
+"""The table of waits in `docs/reference/waits.md` says what the code does."""
 
 import importlib
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parents[2]
-PAGE = (HERE / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (HERE / "docs" / "reference" / "waits.md").read_text(encoding="utf-8")
 ROOMS = ("recovery", "node", "lab", "launch", "engine")
 SHORT_S = 10.0
 WAITS = {

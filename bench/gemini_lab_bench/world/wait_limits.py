@@ -1,4 +1,4 @@
-"""How long the waits of a simulated lab may last: the table of waits in `docs/architecture.md`.
+"""How long the waits of a simulated lab may last: the table of waits in `docs/reference/waits.md`.
 
 What a root agent waits for counts only while it could act: its machine runs, and the store answers.
 """
