@@ -101,7 +101,11 @@ def bench(repeats: int) -> list[Row]:
     with ready_lab(2) as lab:
         planned = partial(in_lab, lab, scheme="gemini", profile_iterations=PROFILE_ITERATIONS)
         background, blocking = partial(in_lab, lab), partial(in_lab, lab, scheme="blocking")
-        ways = {"another launch of it": under_torchrun, "gemini": planned, "blocking": blocking}
+        ways: dict[str, Way] = {
+            "another launch of it": under_torchrun,
+            "gemini": planned,
+            "blocking": blocking,
+        }
         idle = _launch_all(ways, IDLE, repeats)
         loopback = _launch_all({"background": background, "blocking": blocking}, LOOPBACK, repeats)
     return [
