@@ -204,7 +204,7 @@ def _notes(schedule: ChunkSchedule, task: Task) -> Iterator[str]:
     if not schedule.chunks:
         return
     if schedule.scheme != "blocking" and not task.profile.steady:
-        yield f"the profile is {task.profile.verdict}; the traffic may be felt"
+        yield f"the profile is {task.profile.verdict}; training may wait for the traffic"
     if schedule.scheme != "blocking" and not schedule.fits:
         idle_s = sum(span.duration_s for _, span in task.spans)
         yield (

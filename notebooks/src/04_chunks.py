@@ -318,8 +318,9 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## Further
-# Does a schedule outlive a failure? Press *Start*, kill a worker when the chunks lie in their
-# spans, and look in the dashboard where they lie afterwards. The job trains until you press *Stop*.
+# Does a schedule outlive a failure? Press *Start*, and open *Traffic* below the buttons. Kill a
+# worker when the chunks lie in their spans, and look where they lie afterwards. The job trains
+# until you press *Stop*.
 
 # %%
 endless = gpt_job(size="tiny", iterations=10_000, **emulated)

@@ -8,7 +8,7 @@ import pytest
 from gemini_lab_widgets.pictures.film import AFTER_S, LEAST_S, MOST_NODES, film, scenes
 from told_runs import recorded
 
-from gemini_lab.report.recovery import Recovery
+from gemini_lab.report.recovery import Injection, Recovery
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 
 
@@ -38,13 +38,23 @@ def test_the_film_shows_each_step_in_order_with_its_true_time(recoveries):
     for words in (
         "Recovery 1: node loss on node-1",
         "fencing: 110 ms",
-        "node-2 for node-1; workers start again",
+        "node-2 replaces node-1; workers start again",
         "the root agent picks version",
         "shard 1",
     ):
         assert words in drawn
     assert drawn == film(told).svg()
     fromstring(drawn)
+
+
+def test_the_film_says_of_a_worker_that_hangs_that_it_hangs_and_not_that_it_is_gone(recoveries):
+    told = recoveries[1]
+    struck = (*told.injections, *told.exits)[0].node
+    hangs = Injection(at_s=told.failed_at_s, kind="worker_hang", node=struck, rank=0)
+    drawn = film(replace(told, exits=(), injections=(hangs,))).svg()
+    assert ">worker hang<" in drawn
+    assert "its worker is gone" not in drawn
+    assert "died" not in drawn
 
 
 def test_what_is_marked_is_seen_in_its_time_and_the_last_picture_where_nothing_moves(recoveries):
@@ -54,7 +64,7 @@ def test_what_is_marked_is_seen_in_its_time_and_the_last_picture_where_nothing_m
     assert "data-on" not in drawn
     still = re.findall(r'opacity="1"[^>]*>([^<]+)<', drawn)
     assert [each for each in still if each.startswith("training again")]
-    assert not [each for each in still if each.startswith("something died")]
+    assert not [each for each in still if each.startswith("the root agent notices")]
     assert "prefers-reduced-motion:reduce" in drawn
 
 

@@ -59,7 +59,10 @@ def _numbers(run: RunReducer, losses: Losses, curves: CurveTable) -> HeadlineAns
         return say("yes", f"{detail}; {redone}" if redone else detail, "good")
     if redone:
         return say("yes, as far as compared", redone, "good")
-    return say("nothing to compare with", "no other run of the same job is here", "unknown")
+    alone = "no other run of the same job is here"
+    if losses.recoveries:
+        alone += "; the root agent reported no difference in what was done again"
+    return say("nothing to compare with", alone, "unknown")
 
 
 def said(match: Match) -> str:
@@ -107,9 +110,10 @@ def _failures(losses: Losses, spent: TimeShares) -> HeadlineAnswer:
     is_open = any(one.resumed_at_s is None for one in losses.recoveries[-1:])
     so_far = ", and the newest recovery has not ended" if is_open else ""
     times = f"{failures:,} x " if failures > 1 else ""
+    in_all = f"{format_seconds(cost_s)} in all, " if failures > 1 else ""
     return say(
         f"{times}{format_seconds(cost_s / failures)}",
-        f"{format_seconds(cost_s)} in all: mostly {named}{so_far}{f'; {moved}' if moves else ''}",
+        f"{in_all}mostly {named}{so_far}{f'; {moved}' if moves else ''}",
     )
 
 

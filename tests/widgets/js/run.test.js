@@ -96,7 +96,7 @@ test("who cannot see the picture is told what it shows", () => {
 test("it is said on what the share rests", () => {
   const meta = { basis: "waits", hidden_bytes: 1, is_simulated: true };
   assert.equal(basis(runOf(NODES, BARS, meta)),
-    "by waits alone: the log has no collectives · simulated");
+    "counted by waits alone, because the log has no collectives · simulated");
 });
 
 test("a loss is told in words only where nothing near it says more", () => {

@@ -59,15 +59,15 @@ export function sharedBytes(run) {
 export function shareExplained(run) {
   const open = run.meta.open_bytes ?? 0;
   return "Shared: checkpoint bytes that left while a collective of the same node was under way, "
-    + "or while the step waited for them. That is no cost by itself; what training waited stands above."
-    + (open > 0 ? ` ${bytes(open)} are still to be judged.` : "");
+    + "or while the step waited for them. That is no cost by itself; how long training waited stands above."
+    + (open > 0 ? ` ${bytes(open)} are not judged yet.` : "");
 }
 
 // On what the share rests, where that is not the whole log.
 export function basis(run) {
   const { meta, bars } = run, notes = [];
   const isJudged = (meta.hidden_bytes ?? 0) + (meta.exposed_bytes ?? 0) > 0;
-  if (meta.basis === "waits" && isJudged) notes.push("by waits alone: the log has no collectives");
+  if (meta.basis === "waits" && isJudged) notes.push("counted by waits alone, because the log has no collectives");
   if (meta.is_simulated) notes.push("simulated");
   if (bars.base > 0 && !meta.is_deep) {
     notes.push(`the oldest ${bars.base.toLocaleString("en")} bars were dropped`);

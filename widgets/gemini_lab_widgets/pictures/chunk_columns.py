@@ -71,7 +71,9 @@ def _in_time(board: Board, schedule: ChunkSchedule, profile: Profile) -> None:
             board.tip(bar[0], tip)
             start_s += length_s
     _replica_legend(board, schedule)
-    board.notes(["Widths of chunks are bytes; the span that carries most a second is drawn full."])
+    board.notes(
+        ["A chunk's width shows its bytes; the span with most bytes a second is drawn full."]
+    )
 
 
 def _fullest_bytes_per_s(schedule: ChunkSchedule, profile: Profile) -> float:

@@ -41,7 +41,7 @@ MOST_LETTERS: Final = 52
 """Of the title, which has one line."""
 STORE: Final = "the persistent tier"
 SAYS: Final = {
-    "detect": "something died; the others notice",
+    "detect": "the root agent notices",
     "fence": "the root agent stops all workers; memory stays",
     "inventory": "every agent says which versions it holds",
     "plan": "the root agent picks the newest whole version",
@@ -145,7 +145,8 @@ class Film:
         seat = self._when("start", at_end=False)
         train = self._when("warm_up", at_end=False) or self._length_s - AFTER_S
         struck = self._when("detect", at_end=False)
-        hit = {one.node for one in told.injections} | {one.node for one in told.exits[:1]}
+        hit = {one.node: "its worker is gone" for one in told.exits[:1]}
+        hit |= {one.node: one.kind.replace("_", " ") for one in told.injections}
         spots = dict(zip(places, _ring(len(places)), strict=True))
         load = (self._when("retrieve", at_end=False), self._when("retrieve", at_end=True))
         yield from self._arrows(spots, load)
@@ -163,7 +164,7 @@ class Film:
                 yield _text(x, y + 5, _brief(new), anchor="middle", css="on", on=on)
                 continue
             if old in hit:
-                words, at_y = "its worker is gone", y + NODE + 15
+                words, at_y = hit[old], y + NODE + 15
                 yield _text(x, at_y, words, anchor="middle", css="dim", size=12, on=(struck, seat))
             yield _text(x, y + 5, _brief(new), anchor="middle", css="on")
 
@@ -227,7 +228,7 @@ def _says(step: Step, recovery: Recovery) -> str:
         return f"the root agent picks {recovery.source}"
     if step.name == "start":
         pairs = zip(recovery.before, recovery.members, strict=False)
-        new = [f"{one} for {old}" for old, one in pairs if old != one and one]
+        new = [f"{one} replaces {old}" for old, one in pairs if old != one and one]
         return "; ".join([*filter(None, [", ".join(new[:2])]), "workers start again"])
     if step.name == "retrieve" and recovery.tier == "persistent":
         return f"shards are loaded from {STORE}"

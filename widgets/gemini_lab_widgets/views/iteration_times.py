@@ -144,7 +144,8 @@ class IterationsView(View):
         out = sum(value > top for one in series for value in one.durations_s)
         notes = list(table.notes)
         if out:
-            notes.append(f"{out} of the points are above the upper edge and drawn on it")
+            points = "point lies" if out == 1 else "points lie"
+            notes.append(f"{out} {points} above the upper edge, and at the edge in the figure")
         if any(one.count > len(one.numbers) for one in series):
             drawn, count = len(numbers), sum(one.count for one in series)
             notes.append(f"{drawn:,} of {count:,} iterations are drawn, the longest among them")

@@ -28,6 +28,8 @@ from gemini_lab_widgets.views.view import OUTPUT_CSS, View, output_html
 
 DETAIL: Final = 40
 """Characters of a detail that a tile has room for."""
+PLACES: Final = 120
+"""Characters of what a node's ranks are: those of two ranks on three axes, or more."""
 NAMED: Final = 32
 """Nodes that are shown one by one; of more, only those without ranks, those to leave, failed ones
 and the root agent's."""
@@ -97,7 +99,8 @@ ul { list-style: none; display: flex; flex-wrap: wrap; gap: 6px 8px; margin: 0 0
 li { font-size: 14px; border: 1px solid var(--gl-rule); border-radius: 14px; padding: 2px 11px; }
 li i { font-style: normal; font-weight: 700; margin-right: 5px; }
 li small { color: var(--gl-dim); font-size: 12.5px; }
-p { margin: 0 0 3px; font-size: 13px; color: var(--gl-dim); }
+li small + small::before { content: "· "; }
+p { margin: 0 0 3px; font-size: 13px; color: var(--gl-dim); overflow-wrap: anywhere; }
 summary { font-size: 14px; cursor: pointer; padding: 2px 0; }
 p.wait { font-size: 15px; max-width: 44em; }
 """.replace("FONT", FONT)
@@ -307,7 +310,8 @@ def _node(node: NodeRow) -> str:
     root = " <small>root agent</small>" if node.is_root else ""
     goes = " <small>to leave</small>" if node.leaving is not None else ""
     sign = f"<i style='color:{css(COLOURS[node.health])}' aria-hidden=true>{SIGNS[node.health]}</i>"
-    ranks = f" <small>{esc(shown('; '.join(node.places)))}</small>" if node.places else ""
+    told = esc(shown("; ".join(node.places), longest=PLACES))
+    ranks = f" <small>{told}</small>" if node.places else ""
     is_plain = node.health in {"training", "over"}
     health = "" if is_plain else f" <small>{HEALTH.get(node.health, node.health)}</small>"
     return f"<li>{sign}{esc(shown(node.name))}{where}{ranks}{health}{goes}{root}</li>"

@@ -32,7 +32,7 @@ LABELLED: Final = 0.3
 """A part with this share of the bar has room for its label, on a phone too."""
 CSS: Final = """
 :host { font-family: FONT; color: var(--gl-ink); font-size: 14px; }
-.bk-clearfix { display: block; width: 100%; }
+.bk-clearfix { display: block; width: 100%; container-type: inline-size; }
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; font-weight: 600; color: var(--gl-dim); font-size: 13px; }
 td, th { padding: 2px 14px 2px 0; vertical-align: baseline; }
@@ -44,9 +44,9 @@ i { display: inline-block; width: 16px; height: 11px; border: 1px solid var(--gl
 .bar { display: flex; height: 72px; margin: 6px 0 2px; border: 1px solid var(--gl-rule); }
 .bar span { flex-basis: 0; min-width: 0; overflow: hidden; display: grid; place-items: center; }
 .bar span + span { border-left: 1px solid var(--gl-paper); }
-.bar b { font-weight: 400; padding: 2px 4px; white-space: nowrap; }
+.bar b { font-weight: 400; padding: 2px 4px; text-align: center; }
 .ends { display: flex; justify-content: space-between; font-size: 13px; margin-bottom: 6px; }
-@media (max-width: 640px) { th.how { display: none; }
+@container (max-width: 560px) { th.how { display: none; }
   td.how { display: block; width: auto; padding: 0 0 4px 20px; }
   tr { display: grid; grid-template-columns: 1fr auto auto; } td.how { grid-column: 1 / -1; } }
 """.replace("FONT", FONT)

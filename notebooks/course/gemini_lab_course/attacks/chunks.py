@@ -206,8 +206,8 @@ def _lost_bytes(case: ChunkCase, chunks: Sequence[Chunk]) -> StageFault | None:
         own = [chunk for chunk in chunks if chunk.replica == replica]
         if not 1 <= replica < case.replicas:
             why = (
-                f"a chunk is of replica {replica}: of {counted(case.replicas, 'replica')}, the "
-                f"owner's own is there, and {case.replicas - 1} are sent, numbered from 1"
+                f"a chunk is of replica {replica}, but the owner keeps one of "
+                f"{counted(case.replicas, 'replica')}: {case.replicas - 1} are sent, from 1 on"
             )
             return StageFault(why=why)
         for chunk in own:
