@@ -284,12 +284,17 @@ class Supervisor:
                 await self._release()
 
     async def _fence(self, order: Fence) -> None:
-        """End workers of older epochs, but for those that stand still and are kept."""
+        """End workers of older epochs, but for those that stand still and are kept.
+
+        A newer root agent may fence meanwhile: then the workers and the port are its epoch's.
+        """
         self._give_up_work()
         kept = await self._kept.stand(self.host, order)
-        await self.host.kill_all(epoch=self.epoch, spare=kept)
-        address, no_port = self._hold_port(order.epoch)
-        self.root.send(Fenced(epoch=order.epoch, kept=kept, address=address, no_port=no_port))
+        if order.epoch == self.epoch:
+            await self.host.kill_all(epoch=self.epoch, spare=kept)
+        if order.epoch == self.epoch:
+            address, no_port = self._hold_port(order.epoch)
+            self.root.send(Fenced(epoch=order.epoch, kept=kept, address=address, no_port=no_port))
 
     def _hold_port(self, epoch: int) -> tuple[str, str]:
         """Hold a port in which the ranks of an epoch may meet, so that no other program takes it.

@@ -22,6 +22,7 @@ from gemini_lab.node.memory_manager import MemoryManager
 from gemini_lab.node.root_shell import CutOff, RootShell
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.recovery import planning
+from gemini_lab.recovery.messages import Fenced
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.planning import hopes
 from gemini_lab.recovery.progress_at_risk import reason_to_wait
@@ -225,6 +226,14 @@ def _any_history(*given: Any) -> list[Any]:
 _GOOD = planning.good_copies
 
 
+async def _fences_on(agent: Any, order: Any) -> None:
+    agent._give_up_work()
+    kept = await agent._kept.stand(agent.host, order)
+    await agent.host.kill_all(epoch=agent.epoch, spare=kept)
+    address, no_port = agent._hold_port(order.epoch)
+    agent.root.send(Fenced(epoch=order.epoch, kept=kept, address=address, no_port=no_port))
+
+
 async def _obeys_old_orders(agent: Any, order: Any) -> None:
     agent.epoch = max(agent.epoch, order.epoch)
     await agent._answered(order, agent._do)
@@ -264,6 +273,16 @@ _GO_BACK = WorkerHistory._go_back
 SMALL = WorldShape(nodes=3, standbys=1, has_tier=False)
 PAIR = WorldShape(nodes=2, standbys=2, has_tier=False)
 HALF: Happening = (0.0, "at", PHASES.index("halfway"))
+OVERTAKEN = OldRule(
+    ((Supervisor, "_fence", _fences_on),),
+    seed=0,
+    among=100,
+    shape=WorldShape(nodes=3, standbys=2, keeps=True),
+    schedule=(
+        *((6.0, "stop_rank", 0), (0.1, "kill_rank", 1), (0.3, "kill", 2, 1)),
+        (0.2, "kill", ROOT, 1),
+    ),
+)
 OLD_RULES = {
     "nobody is waited for": _root(
         WaitsForNobody, 5, WorldShape(has_tier=False), (12.0, "freeze_group", 0)
@@ -382,9 +401,15 @@ OLD_RULES = {
         shape=WorldShape(),
         schedule=((5.0, "part", ROOT, 1), (60.0, "mend_all")),
     ),
-    # A fence reaches an agent on the connection of its root agent alone, and a newer root agent's
-    # greeting closes the older one's: the world has no way for an order to come late.
-    "agents obey orders from before a fence": OldRule(((Supervisor, "obey", _obeys_old_orders),)),
+    # A stopped worker holds up a fence, the next one waits behind it, and a newer root agent's
+    # overtakes both. The one that waited gives up the inventory that the newer one waits for.
+    "agents obey orders from before a fence": replace(
+        OVERTAKEN,
+        changes=((Supervisor, "obey", _obeys_old_orders),),
+        seed=3,
+        schedule=((5.0, "tier_hangs"), *OVERTAKEN.schedule, (60.0, "tier_up")),
+    ),
+    "a fence that was overtaken goes on": OVERTAKEN,
     # Each of the two ways by which a node learns of a newer epoch makes up for the other.
     "a node that was replaced goes on": OldRule(
         ((Agent, "_rejoin", _rejoins_with_workers), (Supervisor, "note_epoch", _notes_nothing)),

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
+from gemini_lab.log import events
 from gemini_lab.node import root_shell
 from gemini_lab_bench.chaos.command import parser
 from gemini_lab_bench.world import seeds
 from gemini_lab_bench.world.coverage import Coverage, all_marks
-from gemini_lab_bench.world.schedule import LONG_S, draw, is_long
-from gemini_lab_bench.world.seeds import explore, run, run_seed, shrink
+from gemini_lab_bench.world.schedule import LONG_S, BefallenWorld, draw, is_long
+from gemini_lab_bench.world.seeds import explore, run, run_seed, run_world, shrink
 from gemini_lab_bench.world.world import WorldShape
 from tests.bench.old_rules import OLD_RULES, WaitsForNobody
 from tests.bench.real_turns import real_turns, simulated_turns
@@ -62,6 +63,22 @@ def test_a_world_finds_what_goes_wrong_by_an_old_rule(name):
     seed = rule.seed_that_breaks()
     assert seed is not None
     assert rule.wrong(seed) == ()
+
+
+def test_a_run_that_waits_passes_through_no_more_root_agents_than_there_is_use_for():
+    """Two of twenty machines reach the store alone, and have what the run waits for."""
+    cut = ((20.0, "part", 0, 1), (0.0, "part", 1, 1), (900.0, "tier_up"))
+    one = BefallenWorld(0, WorldShape(nodes=2, standbys=18, has_tier=False), cut)
+    turns = []
+
+    def hear(machine, event, _term):
+        if isinstance(event, events.Note) and "because the run may wait for them" in event.text:
+            turns.append((one.world.loop.time(), machine.name))
+
+    one.world.judge.on_event = hear
+    assert run_world(one).wrong == ()
+    in_wait = {name for at_s, name in turns if at_s < 920}
+    assert len(in_wait) == root_shell.MOST_ROOTS < 18
 
 
 def test_a_root_agent_that_waits_for_nobody_is_found_by_the_smallest_schedule(

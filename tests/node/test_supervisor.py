@@ -130,6 +130,26 @@ def test_a_fence_waits_for_workers_that_live(monkeypatch, how):
     assert fenced.kept == ([0] if how == "answers" else [])
 
 
+def test_a_fence_that_a_newer_one_overtakes_ends_no_workers_of_the_newer_epoch(monkeypatch):
+    """Its root agent was lost while workers were to stand still, and the next one starts others."""
+    monkeypatch.setattr(workers, "STAND_S", 1e6)
+    agent, start = Agent(), first_start()
+    agent.obey(start)
+    old, new = start.epoch + 1, start.epoch + 2
+
+    async def overtake():
+        standing = asyncio.create_task(agent.node.obey(Fence(epoch=old, keeps=True)))
+        await asyncio.sleep(0)
+        await agent.node.obey(Fence(epoch=new))
+        await agent.node.obey(msgspec.structs.replace(start, epoch=new))
+        agent.node._kept.on_answer(Stands(rank=0, epoch=old, reason="it hangs"))
+        await standing
+
+    asyncio.run(overtake())
+    assert list(agent.node.host.workers) == [0]
+    assert [said.epoch for said in agent.to_root if isinstance(said, Fenced)] == [new]
+
+
 def test_an_agent_that_no_process_can_be_started_for_says_so_and_keeps_its_memory():
     """Otherwise its inventory never comes, and all wait for it for a quarter of an hour."""
 

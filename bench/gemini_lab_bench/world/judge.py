@@ -11,6 +11,7 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.memory.slab import Slab
+from gemini_lab.node.host import Worker
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.recovery.discarded_versions import left_of
 from gemini_lab.recovery.plan import VersionId, is_left, joined
@@ -168,9 +169,10 @@ class Judge:
 
     def look(self) -> None:
         """Learn what the root agent in its place knows, and check how long waits last."""
-        for _, state in self.root_states():
-            self.heard = max(self.heard, state.reached.newest)
-        for text in () if self.is_done or self.failed else self.waits.look():
+        roots = [*self.roots()]
+        for _, root in roots:
+            self.heard = max(self.heard, root.state.reached.newest)
+        for text in () if self.is_done or self.failed else self.waits.look(roots):
             self.broken(text)
 
     def note_epoch(self) -> None:
@@ -181,10 +183,11 @@ class Judge:
 
     def shells(self) -> Iterator[tuple["VirtualMachine", RootShell]]:
         """Yield those that take themselves for root, and whose record stands."""
-        record = self.world.value("root")
         for machine in self.world.machines:
             shell = self._shell_of(machine)
-            if not machine.is_dead and shell is not None and shell.record.to_text() == record:
+            if shell is None or machine.is_dead:
+                continue
+            if shell.record.to_text() == self.world.value("root"):
                 yield machine, shell
 
     @staticmethod
@@ -233,6 +236,20 @@ class Judge:
                     f"{machine.name} starts rank {rank.start.rank} of epoch {rank.start.epoch} "
                     f"while rank {one.start.rank} of epoch {one.start.epoch} still writes"
                 )
+
+    def note_ended(self, machine: "VirtualMachine", workers: Sequence[Worker]) -> None:
+        """Check that a node ends no workers that its root agent has start or train."""
+        if machine.agent is None or not machine.agent.root.is_open:
+            return
+        for _, state in self.root_states():
+            ended = [one.rank for one in workers if one.epoch == state.epoch and not one.is_ahead]
+            if ended and state.phase in {"starting", "running"}:
+                self.broken(f"{machine.name} ends ranks {ended}, and epoch {state.epoch} goes on")
+
+    def met(self, rank: "VirtualRank") -> None:
+        """Check that a process served the port in which the ranks of a start have met."""
+        if not rank.job.is_served:
+            self.broken(f"epoch {rank.start.epoch}: no process serves the port in which all meet")
 
     def trained(self, rank: "VirtualRank") -> None:
         """Check that a rank of an older epoch trains no more once its node can know of the new one.

@@ -42,7 +42,7 @@ from gemini_lab.recovery.plan import VersionId, joined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab_bench.world.virtual_loop import VirtualProcess
-from gemini_lab_bench.world.virtual_rank import RankChannel, VirtualRank
+from gemini_lab_bench.world.virtual_rank import PORT_FD, RankChannel, VirtualRank
 from gemini_lab_bench.world.virtual_store import VirtualClient
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class _Port:
         return self._ip, self._number
 
     def fileno(self) -> int:
-        return -1
+        return PORT_FD
 
     def close(self) -> None:
         """Close it: nobody really listens."""
@@ -287,6 +287,7 @@ class VirtualHost(WorkerHost):
     async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
         del epoch
         doomed = [one for rank, one in self.workers.items() if rank not in spare]
+        self._machine.world.judge.note_ended(self._machine, doomed)
         if doomed:
             await asyncio.sleep(self._machine.random.uniform(0.005, 0.05))
         for worker in doomed:
@@ -302,11 +303,10 @@ class VirtualHost(WorkerHost):
         """Do nothing: simulated workers import nothing."""
 
     def start(self, start: WorkerStart, port: tuple[int, ...] = ()) -> None:
-        del port
         machine = self._machine
         if machine.lacks:
             raise OSError(11, "Resource temporarily unavailable")
-        rank = VirtualRank(machine.world, machine, start)
+        rank = VirtualRank(machine.world, machine, start, serves=bool(port))
         worker = Worker(
             rank=start.rank,
             local_rank=start.seats.local_rank_of(start.rank),

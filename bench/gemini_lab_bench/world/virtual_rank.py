@@ -60,6 +60,8 @@ PAYLOAD: Final = struct.Struct("<QQQ40x")
 HALF_BYTES: Final = 12
 """Of these, which are written before the rest: a rank may be killed in between."""
 CHUNK_BYTES: Final = 64
+PORT_FD: Final = -1
+"""In the place of the descriptor of a port in which ranks meet."""
 FIRST_STATE: Final = 1
 SCRIPT: Final = "model.py"
 NEVER: Final = (-1, -1)
@@ -90,6 +92,7 @@ class RankGroup:
     gone: set[int] = field(default_factory=set)
     # After which version the script goes back, and how far beyond.
     wish: tuple[int, int] | None = None
+    is_served: bool = False  # whether one of them has the port in which all meet
     # A rank whose script comes to an end while the others train on, and how it does.
     ends_early: tuple[int, str] | None = None
     _said: dict[object, dict[int, Any]] = field(default_factory=dict)
@@ -176,7 +179,9 @@ class RankChannel(LocalChannel):
         rank = self.rank
         if rank.process.is_gone:
             return False
-        rank.world.loop.soon(rank.process, rank.hear, message, [os.dup(fd) for fd in fds])
+        given = [os.dup(fd) for fd in fds if fd != PORT_FD]
+        rank.serves |= PORT_FD in fds
+        rank.world.loop.soon(rank.process, rank.hear, message, given)
         return True
 
 
@@ -187,12 +192,18 @@ class VirtualRank:
         world: Its own.
         machine: Where it runs.
         start: What it is told.
+        serves: Whether it has the port in which all ranks meet.
     """
 
     def __init__(
-        self, world: "VirtualWorld", machine: "VirtualMachine", start: WorkerStart
+        self,
+        world: "VirtualWorld",
+        machine: "VirtualMachine",
+        start: WorkerStart,
+        *,
+        serves: bool = False,
     ) -> None:
-        self.world, self.machine, self.start = world, machine, start
+        self.world, self.machine, self.start, self.serves = world, machine, start, serves
         self.process = machine.new_process(f"{machine.name} rank {start.rank}")
         self.pid = world.new_pid()
         self.state, self.version, self.rewinds = FIRST_STATE, 0, 0
@@ -284,8 +295,7 @@ class VirtualRank:
 
     def _go_on(self, start: WorkerStart, fds: list[int]) -> None:
         """Train with other ranks from the version of another plan."""
-        for fd in fds:
-            os.close(fd)
+        assert not fds
         self.start, self.job = start, self.world.job_of(start)
         self.job.ranks[start.rank] = self
         self.rewinds, self.whole, self._order = 0, NEVER, None
@@ -356,7 +366,10 @@ class VirtualRank:
         if self._is_kept and self.start.plan.version is None:
             raise RejectedError  # there is no version to go on from in this process
         self._doing = "meeting"
+        self.job.is_served |= self.serves
         await self.job.meet(self, "rendezvous")
+        self.world.judge.met(self)
+        self.serves = False  # another start has another port
         await self._protect()
         self._forget()
         self._doing = "restoring"

@@ -3,7 +3,7 @@
 What a root agent waits for counts only while it could act: its machine runs, and the store answers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gemini_lab.log import events
@@ -39,11 +39,15 @@ class WaitLimits:
         self._touched_s: dict[str, float] = {}  # when something last was wrong with a machine
         self._alone_s: dict[str, float] = {}  # since when a machine has reached no other
 
-    def look(self) -> Iterator[str]:
-        """Yield each wait that lasts too long; called a few times a second."""
+    def look(self, roots: Sequence[tuple["VirtualMachine", RootAgent]]) -> Iterator[str]:
+        """Yield each wait that lasts too long; called a few times a second.
+
+        Args:
+            roots: The root agent in its place.
+        """
         now_s = self._world.loop.time()
         self._look_at_machines(now_s)
-        waits = [*self._waits()]
+        waits = [*self._waits(roots)]
         self._since_s = {key: self._since_s.get(key, now_s) for key, _, _ in waits}
         for key, what, limit_s in waits:
             if now_s - self._since_s[key] > limit_s:
@@ -72,25 +76,24 @@ class WaitLimits:
     def _look_at_machines(self, now_s: float) -> None:
         world, linked = self._world, self._world.network.is_linked
         root, registered = world.root(), self._registered()
+        # Over a slow network a connection may take longer than is waited for.
+        are_slow = world.store.is_full or world.network.slow_s
         for machine in world.machines:
-            ways = [root.net] if root else []
             is_well = (
                 machine.runs
                 and machine.net.opens
                 and not machine.net.refuses
-                and not world.store.is_full
-                and not world.network.slow_s  # a connection may take longer than is waited for
+                and not are_slow
                 and machine not in world.drained
                 and world.store.is_reached(machine.net)
-                and all(linked(machine.net, way) for way in ways)
+                and (root is None or linked(machine.net, root.net))
             )
             if not is_well or machine.name not in self._touched_s:
                 self._touched_s[machine.name] = now_s
-            others = [one for one in registered if one is not machine]
             if (
-                any(linked(machine.net, one.net) for one in others)
-                or len(others) < FEWEST
-                or not machine.runs
+                not machine.runs
+                or len(registered) - (machine in registered) < FEWEST
+                or any(one is not machine and linked(machine.net, one.net) for one in registered)
             ):
                 self._alone_s.pop(machine.name, None)
             else:
@@ -100,14 +103,14 @@ class WaitLimits:
         """Note that something has befallen machines that is over at once."""
         self._touched_s |= dict.fromkeys(names, self._world.loop.time())
 
-    def _registered(self) -> list["VirtualMachine"]:
+    def _registered(self) -> dict["VirtualMachine", None]:
         start = f"lab/{NODES}".encode()
         keys = [key for key in self._world.store.keys if key.startswith(start)]
-        return [self._world.named(key.decode()) for key in keys]
+        return {self._world.named(key.decode()): None for key in keys}
 
-    def _waits(self) -> Iterator[Wait]:
+    def _waits(self, roots: Sequence[tuple["VirtualMachine", RootAgent]]) -> Iterator[Wait]:
         store = self._world.store
-        for machine, root in self._world.judge.roots():
+        for machine, root in roots:
             is_answered = store.hears(machine.net) and not (store.is_full or store.loses_answers)
             if machine.runs and is_answered and machine.net.opens:
                 yield from self._of_root(machine, root)
