@@ -123,7 +123,15 @@ def protect(
         CapacityError: A node's memory cannot hold its shard and replicas.
     """
     session = sessions.current
-    with nullcontext() if session is None else session.telling_refusals():
+    if session is not None:
+        if session.on_finish is not None:
+            raise ConfigError(
+                "gemini_lab.protect was called twice, and a job protects one engine; make both "
+                "models parts of one module, or train the second as a plain module with a torch "
+                "optimizer and name these two in `also`"
+            )
+        session.meet()
+    with nullcontext() if session is None else jointly():
         trained = as_engine(engine, model=model, optimizer=optimizer, settings=settings, step=step)
         require_parts(client_state, also)
         named = with_schedule(also, scheduler)
@@ -136,12 +144,6 @@ def protect(
         begin_repeating(trained, data)
         return beside_unprotected(
             UnprotectedLoops(trained), trained, client_state=client_state, also=named
-        )
-    if session.on_finish is not None:
-        raise ConfigError(
-            "gemini_lab.protect was called twice, and a job protects one engine; make both models "
-            "parts of one module, or train the second as a plain module with a torch optimizer and "
-            "name these two in `also`"
         )
     protection = start_protection(
         session, trained, data=data, client_state=client_state, also=named

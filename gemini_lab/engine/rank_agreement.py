@@ -47,25 +47,6 @@ def word_of(value: object) -> int:
     return xxhash.xxh3_64_intdigest(repr(value).encode()) >> 1
 
 
-def reason_of(error: GeminiError) -> str:
-    """Return an error as other ranks hear of it: its kind and its text."""
-    return f"{type(error).__name__}: {shortened(str(error))}"
-
-
-def refused_by(ranks: Sequence[int], reason: str) -> GeminiError:
-    """Return the error of a rank that ends because others refuse.
-
-    Args:
-        ranks: Who refuse.
-        reason: What `reason_of` gave on the first of them.
-    """
-    kind, _, text = reason.partition(": ")
-    refuse = "ranks {} refuse" if len(ranks) > 1 else "rank {} refuses"
-    return _FINAL.get(kind, GeminiError)(
-        f"{refuse.format(listed(ranks))}, so all ranks end: {text}"
-    )
-
-
 @contextmanager
 def jointly() -> Iterator[None]:
     """Run this rank's part in the block, and raise on all ranks if it fails on one of them.
@@ -109,16 +90,20 @@ class JointOutcome:
         answers = gather([int(self.failure is not None), *values])
         failed = [rank for rank, answer in enumerate(answers) if answer[0]]
         if failed:
-            reasons = self._gather_reasons()
+            kind, _, text = self._gather_reasons()[failed[0]].partition(": ")
             self.end()
-            raise refused_by(failed, reasons[failed[0]])
+            refuse = "ranks {} refuse" if len(failed) > 1 else "rank {} refuses"
+            raise _FINAL.get(kind, GeminiError)(
+                f"{refuse.format(listed(failed))}, so all ranks end: {text}"
+            )
         self.end()  # a rank that plays what others gathered before is not among these answers
         return [answer[1:] for answer in answers]
 
     def _gather_reasons(self) -> list[str]:
-        """Return every rank's reason; empty for a rank without one."""
-        own = b"" if self.failure is None else reason_of(self.failure).encode()
-        room = own[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+        """Return the kind and the text of every rank's error; empty for a rank without one."""
+        error = self.failure
+        own = "" if error is None else f"{type(error).__name__}: {shortened(str(error))}"
+        room = own.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
         words = [*memoryview(room).cast("q")]
         told = gather(words)
         return [

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -12,11 +12,10 @@ import msgspec
 from torch.distributed import DistStoreError
 
 from gemini_lab.engine.heartbeat import Heartbeat
-from gemini_lab.engine.own_code import SameCode, leave_together
-from gemini_lab.engine.rank_agreement import reason_of, refused_by
+from gemini_lab.engine.own_code import SameCode
 from gemini_lab.engine.reshard_sources import UnusableCopyError
 from gemini_lab.engine.witness import Witness
-from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.kept.process import KeptProcess
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Note, OfWorker, Unprotected
@@ -105,7 +104,7 @@ class WorkerSession:
         # What keeps this process through recoveries, if anything does.
         self.kept = kept or KeptProcess()
         self.code = SameCode(self.emit)  # compares what this rank executes with the others
-        self._has_arrived = False  # where all ranks meet
+        self._met_in: int | None = None  # the epoch in which this rank met the others last
         # Called when the script has ended, to let the last version become whole.
         self.on_finish: Callable[[], None] | None = None
         # Writes down what this process does, if `gemini-lab check` looks at it.
@@ -153,16 +152,17 @@ class WorkerSession:
     def meet(self) -> None:
         """Return when every rank has come here: what follows, they do together.
 
-        The root agent sees who waits here, and names the ranks that do not come.
+        The root agent sees who waits here, and names the ranks that do not come. A second call in
+        an epoch returns at once, and that of a process that was started ahead, as others train.
 
         Raises:
-            ConfigError: Some did not come, or execute other code, or one refuses.
-            UnsupportedError: One refuses.
+            ConfigError: Some did not come, or execute other code.
             CannotGoOnError: Ranks that were kept execute other code than those that start.
         """
+        if self.start.joins or self._met_in == self.start.epoch:
+            return
         world_size = self.start.seats.world_size
         self.code.tell(self.start, self.store)
-        self._has_arrived = True
         with self.pulse.within("meeting"):
             if self.store.add(_ARRIVED, 1) == world_size:
                 self.store.set(_ALL, "")
@@ -174,27 +174,8 @@ class WorkerSession:
                     f"only {arrived} of {world_size} ranks have called gemini_lab.protect within "
                     f"{MEET_S:.0f} s; call it on every rank, and before the first collective"
                 ) from error
-        if refusal := self.store.get(_ALL).decode():
-            rank, _, reason = refusal.partition(" ")
-            leave_together(self.store, world_size)
-            raise refused_by([int(rank)], reason)
         self.code.compare()
-
-    @contextmanager
-    def telling_refusals(self) -> Iterator[None]:
-        """Tell the ranks that wait in `meet` if this one refuses in the block, before it is there.
-
-        A process that was started ahead tells nobody: others train.
-        """
-        try:
-            yield
-        except (ConfigError, UnsupportedError) as error:
-            if not self._has_arrived and not self.start.joins:
-                self._has_arrived = True  # one refusal is enough
-                with suppress(RuntimeError):  # the store went with a rank: this start is over
-                    self.store.set(_ALL, f"{self.start.rank} {reason_of(error)}")
-                leave_together(self.store, self.start.seats.world_size)
-            raise
+        self._met_in = self.start.epoch
 
     def request_slab(self, request: SlabRequest) -> int:
         """Return the descriptor of this worker's slab, made by the agent if it is not there yet.

@@ -183,8 +183,7 @@ def ready_engine(
     """Lay out memory for a worker's engine, and load what the plan says."""
     start = session.start
     _require_all_ranks(start.seats.world_size)
-    if not start.joins:
-        session.meet()
+    session.meet()
     with jointly():
         script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
         if isinstance(engine, TorchEngine):

@@ -202,8 +202,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         follow_constructors()
         store = join_rendezvous(start.rendezvous, listen_fd)
         session.current = open_session(start, channel, store, pulse)
-        with session.current.telling_refusals():
-            run_to_its_end(start, channel)
+        run_to_its_end(start, channel)
     except SystemExit as leave:
         say_left(leave, channel)
         return said_status(leave)

@@ -20,7 +20,7 @@ SCRIPT = """
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
     optimizer = torch.optim.Adam(model.parameters())
     parts = {"model": model, "optimizer": optimizer}
-    calls = []
+    calls = [lambda: gemini_lab.protect(**parts, step=True)]
 
     def tried():
         for call in calls:
@@ -65,5 +65,5 @@ def test_an_error_of_70_megabytes_is_the_scripts_own_and_costs_no_node(pair, scr
     assert len(failed.event.reason) < 10_000
     assert (run.folder / "events.jsonl").stat().st_size < 2**20
     printed = "".join(path.read_text() for path in (run.folder / "output").iterdir())
-    assert printed.count("refused: ") == 2 * 9
+    assert printed.count("refused: ") == 2 * 10
     assert len(printed) < 2**18
