@@ -545,6 +545,30 @@ def test_a_loader_that_reads_ahead_gives_what_was_drawn_for_the_batch_ahead(take
     assert encode(train(endless(other), 9)) == encode(expected)
 
 
+@pytest.mark.parametrize("taken", [0, 1, 3], ids=lambda taken: f"{taken} taken")
+def test_a_loader_that_reads_ahead_draws_its_order_at_the_first_batch(taken):
+    """Accelerate's: what the script draws between `iter` and then comes before it."""
+    accelerate = pytest.importorskip("accelerate.data_loader")
+
+    def make():
+        return accelerate.prepare_data_loader(DataLoader(Samples(), batch_size=2, shuffle=True))
+
+    loader, position = start(make, 1)
+    batches = iter(loader)
+    torch.rand(3)
+    given = [next(batches) for _ in range(taken)]
+    kept = encode({"position": position.state_dict(), "random": random_states()})
+    expected = [*batches]
+    assert len(given + expected) == 5
+
+    other, position = start(make, 2)
+    small = decode(kept)
+    position.load_state_dict(small["position"])
+    again = iter(other)
+    restore_random_states(small["random"])
+    assert encode([*again]) == encode(expected)
+
+
 def test_a_stateful_loader_inside_one_that_reads_ahead_is_refused_with_the_way_out():
     accelerate = pytest.importorskip("accelerate.data_loader")
     loader = accelerate.prepare_data_loader(

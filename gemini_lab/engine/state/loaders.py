@@ -186,6 +186,9 @@ class LoaderWatch:
             self.on_return()
         if self._reads_ahead:
             self._asked = random_states()
+            # Such a loader's iterator draws its order only now.
+            if batches.number == self._made and not batches.taken:
+                self._began = self._beginning()
 
     def _replay(self, began: StateView, taken: int, *, asked: StateView | None) -> None:
         started_s = time.perf_counter()
@@ -210,18 +213,22 @@ class LoaderWatch:
                 )
 
     def _begin_epoch(self) -> "_Batches":
-        own = read_generators(of_loader(self.loader))
-        self._began = {
-            "random": random_states(),
-            "draws": self._draws(),
-            "own": own,
-            "counts": self.values.changed(),
-        }
+        self._began = self._beginning()
         batches = _Batches(self, self._make(), number=self._made + 1)
         # A strong reference would keep an epoch's workers alive after the script has dropped it.
         self._latest = weakref.ref(batches)
         self._made = batches.number
         return batches
+
+    def _beginning(self) -> StateDict:
+        """Return what the order of an epoch that begins now follows from."""
+        own = read_generators(of_loader(self.loader))
+        return {
+            "random": random_states(),
+            "draws": self._draws(),
+            "own": own,
+            "counts": self.values.changed(),
+        }
 
     def _put_values(self, state: StateView) -> None:
         """Put back what the data had changed; an older version has nothing of it."""
