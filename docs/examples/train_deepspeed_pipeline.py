@@ -73,13 +73,13 @@ def main() -> None:
         checkpointable_layers=["Block"],
     )
     checkpointing.configure(None)
-    text = torch.randint(VOCABULARY, (256, LENGTH + 1))
+    text = torch.randint(VOCABULARY, (288, LENGTH + 1))
     engine, *_ = deepspeed.initialize(
         model=net,
         model_parameters=[weight for weight in net.parameters() if weight.requires_grad],
         training_data=TensorDataset(text[:, :-1], text[:, 1:]),
         config={
-            "train_micro_batch_size_per_gpu": 2,
+            "train_batch_size": 24,  # of all columns: a resize keeps it
             "gradient_accumulation_steps": 4,
             "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "torch_adam": True}},
             "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 8}},

@@ -101,9 +101,8 @@ class JointOutcome:
 
     def _gather_reasons(self) -> list[str]:
         """Return the kind and the text of every rank's error; empty for a rank without one."""
-        error = self.failure
-        own = "" if error is None else f"{type(error).__name__}: {shortened(str(error))}"
-        room = own.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+        own = self.failure and f"{type(self.failure).__name__}: {shortened(str(self.failure))}"
+        room = (own or "").encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
         words = [*memoryview(room).cast("q")]
         told = gather(words)
         return [

@@ -325,8 +325,14 @@ def train(lab, script, **settings):
     [
         ("train_2d.py", [("log(loss=loss.item())", SAYS_ALL)], 2, [(2, 3), (3, 2)]),
         ("train_pipeline.py", [TELLS], 1, [(4, 6), (6, 4)]),
+        (
+            "train_deepspeed_pipeline.py",
+            [("log(loss=loss.item())", SAYS_ALL.replace("optimizer", "engine.optimizer"))],
+            1,
+            [(4, 6), (6, 4)],
+        ),
     ],
-    ids=["tensor parallel", "pipeline"],
+    ids=["tensor parallel", "pipeline", "DeepSpeed's pipeline"],
 )
 def test_ranks_that_differ_come_in_whole_models_and_go_with_a_node(tmp_path, script, case):
     """A resize on request, with two standbys; then a node is lost, and none stands by."""

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from tier_ranks import fetched, save
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -30,12 +31,15 @@ class Numbers(Dataset):
 def work(request, rank, *, make_engine, trainer_of, whole, full_weights):
     """One start: load a version if one is named, train, save one if that is wanted."""
     folder, case = Path(request["folder"]), request["case"]
-    micro = GLOBAL_BATCH // request["ranks"] // case.get("accumulation", 1)
+    copies = request["ranks"] // case.get("stages", case.get("row", 1))
+    micro = GLOBAL_BATCH // copies // case.get("accumulation", 1)
     engine = make_engine({**case, "micro_batch": micro}, request["seed"])
-    data = Numbers()
-    loader = DataLoader(data, micro, sampler=DistributedSampler(data, seed=3))
+    data, column = Numbers(), dist.get_rank(engine.seq_data_parallel_group)
+    sampler = DistributedSampler(data, num_replicas=copies, rank=column, seed=3)
+    loader = DataLoader(data, micro, sampler=sampler)
     state = EngineState(engine, script=ScriptState(data=[loader]))
     trainer, found = trainer_of(engine, loader, {}), {}
+    found["part"] = state.layout.model_parallel_rank, state.layout.model_parallel_size
     if request.get("load"):
         url = str(folder / request["load"])
         payload, remarks, receipt = fetched(state, url, request["version"])
@@ -45,11 +49,14 @@ def work(request, rank, *, make_engine, trainer_of, whole, full_weights):
         found["micro_steps"] = engine.micro_steps
 
     def save_if_due():
-        if not request.get("save") or state.version != request["version"]:
+        if state.version != request["version"]:
+            return
+        weights = full_weights(engine)
+        found["held"] = {name: one.double().sum().item().hex() for name, one in weights.items()}
+        if not request.get("save"):
             return
         tier = folder / request["save"]
         save(state, str(tier), state.version, whole(state))
-        weights = full_weights(engine)
         if rank == 0:
             save_file(weights, tier / "weights.safetensors")
 

@@ -11,18 +11,6 @@ from gemini_lab.shard.layout import ShardLayout
 
 ONE_A_STAGE = {(1, "SGD", 2), (2, "Adam", 1), (3, "Adam", 2)}
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
-AUTOTP = {
-    "tensor_parallel": {
-        "autotp_size": 2,
-        "partition_config": {
-            "use_default_specs": False,
-            "layer_specs": [
-                {"patterns": [r".*middle\.weight$"], "partition_type": "column"},
-                {"patterns": [r".*again\.weight$"], "partition_type": "row"},
-            ],
-        },
-    }
-}
 CASES = [
     pytest.param(
         {"stage": stage, "optimizer": optimizer, "accumulation": accumulation},
@@ -65,7 +53,7 @@ CASES += [
     {"stage": 1, "optimizer": "AdamW", "experts": True},
     {"stage": 2, "optimizer": "AdamW", "experts": True, "ranks": 4},
     *[
-        {"stage": stage, "optimizer": "AdamW", "width": 16, "ranks": 4, "row": 2, "config": AUTOTP}
+        {"stage": stage, "optimizer": "AdamW", "width": 16, "ranks": 4, "row": 2, "cut": 2}
         for stage in (1, 2, 3)
     ],
     *[
@@ -119,7 +107,7 @@ def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tm
         ({"stages": 2}, ["pp 0, dp 0", "pp 0, dp 1", "pp 1, dp 0", "pp 1, dp 1"]),
         ({"sequence": 2}, ["sp 0", "sp 1", "sp 0", "sp 1"]),
         (
-            {"width": 16, "config": AUTOTP},
+            {"width": 16, "cut": 2},
             ["dp 0, tp 0", "dp 0, tp 1", "dp 1, tp 0", "dp 1, tp 1"],
         ),
         ({"experts": True}, ["dp 0, ep 0", "dp 1, ep 1", "dp 2, ep 0", "dp 3, ep 1"]),

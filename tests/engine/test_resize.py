@@ -79,6 +79,34 @@ def test_a_batch_size_that_the_script_set_is_that_of_other_ranks_too(run):
     assert batch(wider, 0) == batch(undisturbed, 3)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        *[{"stage": stage, "stages": 2, "accumulation": 2, "seeds": True} for stage in (0, 1)],
+        pytest.param({"stage": 1, "stages": 2, "dtype": "bfloat16"}, marks=pytest.mark.long),
+        pytest.param({"stage": 2, "width": 16, "row": 2, "cut": 2}, marks=pytest.mark.long),
+        *[{"stage": stage, "width": 16, "row": 2, "cut": 2} for stage in (1, 3)],
+    ],
+    ids=named,
+)
+def test_deepspeeds_stages_and_rows_go_on_with_three_columns_and_back_with_two(run, tmp_path, case):
+    """Pipelines and AutoTP: what a rank holds is cut over the ranks of its own group."""
+    case = {"optimizer": "AdamW", **case}
+    undisturbed = run(case=case, ranks=4, seed=1, save="a", until=5)
+    wider = run(case=case, ranks=6, seed=77, load="a", save="b", until=4)
+    again = run(case=case, ranks=4, seed=99, load="b", save="c", until=5)
+    assert differing(tmp_path, "a", "c") == []
+    held = {tuple(found["part"]): found["held"] for found in undisturbed}
+    assert {*held} == {(0, 2), (1, 2)}
+    assert held[0, 2] != held[1, 2]
+    for found in wider:
+        assert (found["restored"], found["ranks_then"]) == (3, 4)
+        assert found["held"] == held[tuple(found["part"])]
+    for before, after in zip(undisturbed, again, strict=True):
+        assert after["updates"] == before["updates"][3:]
+        assert after["lr"] == before["lr"]
+
+
 def batch(found, number):
     """The samples of all ranks in an update."""
     return sorted(sample for rank in found for sample in rank["updates"][number][1])

@@ -208,6 +208,21 @@ OWN = {
 }
 
 
+AUTOTP = {
+    "tensor_parallel": {
+        "autotp_size": 2,
+        "partition_config": {
+            "use_default_specs": False,
+            "layer_specs": [
+                {"patterns": [r".*middle\.weight$"], "partition_type": "column"},
+                {"patterns": [r".*again\.weight$"], "partition_type": "row"},
+            ],
+        },
+    }
+}
+"""Two of the model's layers are cut over two ranks."""
+
+
 def settings(case):
     optimizer = {
         "Adam": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}},
@@ -236,6 +251,7 @@ def settings(case):
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": 1.0,
+        **(AUTOTP if "cut" in case else {}),
         **case.get("config", {}),
     }
     if case.get("dtype", "float32") != "float32":

@@ -8,8 +8,8 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.optimizer_state import require_both
-from gemini_lab.engine.frameworks.resize_state import Heir
-from gemini_lab.engine.frameworks.zero import place_of, unevenness
+from gemini_lab.engine.frameworks.resize_state import DataParallelGroups, Heir
+from gemini_lab.engine.frameworks.zero import data_parallel_ranks_of, place_of, unevenness
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 
@@ -34,9 +34,12 @@ class CountedEngine(Framework):
         """Read what the engine counts from here on."""
         self.engine = self._deepspeed = engine  # far more of it is read than it declares
         self.uneven, self.is_pipelined = unevenness(engine), bool(engine.pipeline_parallelism)
-        self.groups = None
         self._first_sizes = self._sizes()
         self._updated_at: int | None = None  # micro-batches that were done after the newest update
+
+    def meet(self) -> None:
+        if self.uneven:  # on all ranks
+            self.groups = DataParallelGroups.agreed(data_parallel_ranks_of(self._deepspeed))
 
     @property
     def place(self) -> str:
@@ -111,7 +114,7 @@ class CountedEngine(Framework):
             "sizes": sizes,
             "batch": sizes.get(_BATCH, self.batch()),
             "scheduler": heir.shared([one["scheduler"] for one in smalls], "the schedule"),
-            _OF_PIPELINE: None,
+            _OF_PIPELINE: heir.shared([one[_OF_PIPELINE] for one in smalls], "a count of passes"),
         }
 
     def _sizes(self) -> dict[str, int]:
@@ -129,6 +132,7 @@ class CountedEngine(Framework):
 
     def _counters(self, counters: Mapping[str, int], micro_batches: int) -> dict[str, int]:
         """Return the counters of a version for another number of micro-batches."""
-        if not self._deepspeed.managed_gradient_accumulation():
+        engine = self._deepspeed
+        if engine.pipeline_parallelism or not engine.managed_gradient_accumulation():
             return dict(counters)
         return {**counters, "micro_steps": counters["global_steps"] * micro_batches}

@@ -446,6 +446,17 @@ def unevenness(engine: DeepSpeedEngine) -> str:
     return ""
 
 
+def data_parallel_ranks_of(engine: DeepSpeedEngine) -> Sequence[int]:
+    """Return the ranks over which ZeRO cuts all that this rank holds; none if there are several.
+
+    Experts have other such groups than the rest, and those that read parts of a sequence together
+    come and go together.
+    """
+    if engine.has_moe_layers or engine.sequence_parallel_size > 1:
+        return ()
+    return dist.get_process_group_ranks(engine.seq_data_parallel_group)
+
+
 _AXES: Final = {"pipe": "pp", "data": "dp", "model": "tp"}
 """What people call the axes of a pipeline's grid."""
 

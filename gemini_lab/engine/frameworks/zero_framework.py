@@ -123,7 +123,9 @@ class ZeroFramework(CountedEngine):
         """Return which weights the partitions are of; their moments lie alike."""
         numbers = [index for index, slot in enumerate(self._slots) if slot.name == _MASTER]
         whole = [self._partitions.whole_weights(number) for number in range(len(numbers))]
-        for piece in self._partitions.pieces(numbers):
+        part = 0 if self.groups is None else self.groups.model_parallel_rank(self.rank)
+        for cut in self._partitions.pieces(numbers):
+            piece = replace(cut, part=part)
             yield piece
             partition = self._slots[piece.tensor].partition
             for index, slot in enumerate(self._slots):
@@ -417,6 +419,11 @@ class UnshardedFramework(CountedEngine, TorchFramework):
         TorchFramework.restore(self, small)
         super().restore(small)
         self._powers.restore(small["powers_since"])
+
+    def recast(self, smalls: Sequence[StateView], heir: Heir) -> StateDict:
+        powers = heir.shared([one["powers_since"] for one in smalls], "the optimizer's state")
+        there = TorchFramework.recast(self, smalls, heir)
+        return {**there, **super().recast(smalls, heir), "powers_since": powers}
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
         return hook_step(

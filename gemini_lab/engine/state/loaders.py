@@ -222,11 +222,10 @@ class LoaderWatch:
 
     def _beginning(self) -> StateDict:
         """Return what the order of an epoch that begins now follows from."""
-        own = read_generators(of_loader(self.loader))
         return {
             "random": random_states(),
             "draws": self._draws(),
-            "own": own,
+            "own": read_generators(of_loader(self.loader)),
             "counts": self.values.changed(),
         }
 
