@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import torch.distributed as dist
 from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
@@ -24,8 +25,11 @@ from gemini_lab.engine.contract import Engine, Keepable, Source, StateDict
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, optimizers_of
 from gemini_lab.engine.made_objects import made_objects
+from gemini_lab.engine.own_code import is_own_type
+from gemini_lab.engine.random_states import GENERATORS
 from gemini_lab.engine.state.loaders import KINDS
 from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.engine.state.user_state import OwnValues
 from gemini_lab.engine.unsaved_state import Bystanders
 
 Kind = TypeVar("Kind")
@@ -98,11 +102,16 @@ def gather(
             f"{len(scalers)} GradScalers are there and are not kept; name them: "
             'protect(..., also={"scaler": scaler})'
         )
+    for name, generator in _generators_in(engine.module):
+        if _unnamed([generator], named):
+            named[name] = generator
     for text in _left(schedules, around, sources):
         remark(text)
     script = ScriptState(data=sources, client_state=client_state, also=named)
     script.orders = [BucketOrder(one) for one in around.replicated]
-    script.bystanders = Bystanders(things, engine, [client_state, *named.values()]).changed
+    script.values = OwnValues(engine.module)
+    bystanders = Bystanders(things, engine, [client_state, *named.values()], script.values)
+    script.bystanders = bystanders.changed
     known = {id(one) for one in things}
 
     def late() -> list[str]:
@@ -114,6 +123,14 @@ def gather(
     for loader in {id(one): one for one in early}.values():
         remark(IS_READ_ALREADY.format(type(loader).__name__))
     return script
+
+
+def _generators_in(model: nn.Module) -> Iterator[tuple[str, Keepable]]:
+    """Yield those in attributes of the script's own parts of a model."""
+    for name, part in model.named_modules():
+        for key, value in vars(part).items() if is_own_type(type(part)) else ():
+            if isinstance(value, GENERATORS):
+                yield f"the generator {key!r} of part {name!r}", value
 
 
 def begin_repeating(engine: Engine, data: Source | Sequence[Source] | None) -> None:

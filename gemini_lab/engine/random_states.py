@@ -4,6 +4,7 @@ With them go those that DeepSpeed's tracker has by name, such as a tensor parall
 """
 
 import random
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rn
 
 from gemini_lab.engine.contract import StateDict, StateView
 
+GENERATORS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""Classes of those that a script makes of its own."""
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _has_device = True
 
 
@@ -52,3 +56,28 @@ def restore_random_states(states: StateView) -> None:
         get_accelerator().set_rng_state(states["device"])
     # Not in place: whoever captured them, such as an activation checkpoint, holds the tensors.
     get_cuda_rng_tracker().set_states(dict(states["named"]))
+
+
+def read_generator(one: Generator) -> Any:
+    """Return the state of one of `GENERATORS`, for the codec."""
+    match one:
+        case torch.Generator():
+            return one.get_state()
+        case np.random.Generator():
+            return one.bit_generator.state
+        case np.random.RandomState():
+            return one.get_state(legacy=False)
+    return one.getstate()
+
+
+def put_generator(one: Generator, state: Any) -> None:
+    """Put back what `read_generator` gave."""
+    match one:
+        case torch.Generator():
+            one.set_state(state)
+        case np.random.Generator():
+            one.bit_generator.state = state
+        case np.random.RandomState():
+            one.set_state(state)
+        case _:
+            one.setstate(state)

@@ -9,7 +9,7 @@ a training process is never searched.
 """
 
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -23,19 +23,28 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gemini_lab.engine.contract import Engine, StateView
+from gemini_lab.engine.frameworks.optimizer_state import HOOKS, NO_VALUES, is_plain, parts_of
 from gemini_lab.engine.frameworks.tensors import is_dtensor
 from gemini_lab.engine.frameworks.torch_engine import optimizers_of
 from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.own_code import is_own_type
+from gemini_lab.engine.state.data_values import digest
 from gemini_lab.engine.state.loaders import KINDS, LoaderWatch
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.engine.state.small_state import persistent_buffers
-from gemini_lab.engine.state.user_state import is_metric, read_metric
+from gemini_lab.engine.state.user_state import (
+    OF_MODULES,
+    OwnValues,
+    is_metric,
+    read_metric,
+    read_values,
+)
 from gemini_lab.shard.codec import decode, encode
 
 SAMPLE: Final = 256
 """Elements of a tensor that are looked at."""
 _DEEPEST: Final = 6
+_FEW: Final = "it has no more than 1,000 numbers and texts, and nothing else"
 Look = Callable[[], int | None]
 """Gives a checksum of what something holds now; `None` where it is gone."""
 
@@ -49,7 +58,14 @@ class Bystanders:
     values of each are read now, and again whenever they are asked for.
     """
 
-    def __init__(self, made: Sequence[object], engine: Engine, kept: Sequence[object] = ()) -> None:
+    def __init__(
+        self,
+        made: Sequence[object],
+        engine: Engine,
+        kept: Sequence[object] = (),
+        values: OwnValues | None = None,  # of the model, which versions have
+    ) -> None:
+        self._left_out = set[str]() if values is None else values.left_out
         own = {id(part) for part in engine.module.modules()}
         weights = [*engine.module.parameters()]
         optimizers = optimizers_of(engine)
@@ -69,21 +85,32 @@ class Bystanders:
         self._watch(
             "the model's parts, which are made before `protect`", _look_at(engine.module, _parts)
         )
-        for name in sorted({key for part in _own_parts(engine.module) for key in _numbers(part)}):
-            self._watch(
-                f"the number {name!r} in the model's parts, which a buffer keeps",
-                _look_at(engine.module, partial(_number, name=name)),
-            )
+        parts = [part for part in engine.module.modules() if is_own_type(type(part))]
+        # Those of torch and DeepSpeed have only what is kept, or made again.
+        trained = [one for one in optimizers if isinstance(one, torch.optim.Optimizer)]
+        trained = [one for one in trained if not type(one).__module__.startswith("torch.")]
+        others = [part for one in trained for _, part in parts_of(one)]
+        for thing in (*parts, *others):
+            for name in sorted(vars(thing).keys() - OF_MODULES - NO_VALUES):
+                value = vars(thing)[name]
+                if isinstance(value, (list, dict, deque, set)) and not name.startswith(HOOKS):
+                    text = f"{name!r} of a {type(thing).__name__}, which comes back if {_FEW}"
+                    self._watch(text, partial(_grown, ref(thing), name, id(value)))
         for name, tensors in _beside_weights(engine.module).items():
             self._note(name, [one for one in tensors if _place(one) not in known])
+        kept_modules = [one for one in kept if isinstance(one, nn.Module)]
+        kept_parts = {id(part) for one in kept_modules for part in one.modules()}
         modules = [m for m in made if isinstance(m, nn.Module) and "_modules" in vars(m)]
         for root in _roots(modules, own):
             found = [t for t in _tensors([root]) if not taken & {_place(t), id(t)}]
             taken |= {_place(tensor) for tensor in found}
             inside = root.module if isinstance(root, DistributedDataParallel) else root
             self._note(type(inside).__name__, found)
-        kept_modules = [one for one in kept if isinstance(one, nn.Module)]
-        kept_parts = {id(part) for one in kept_modules for part in one.modules()}
+            parts = [*inside.modules()]
+            is_own = any(is_own_type(type(part)) for part in parts)
+            if is_own and id(inside) not in kept_parts and not any(map(is_metric, parts)):
+                text = f"values in attributes of a {type(inside).__name__}"
+                self._watch(text, _look_at(inside, _values_in))
         for part in modules:
             if is_metric(part) and id(part) not in own | kept_parts:
                 self._watch(f"what a {type(part).__name__} has added up", _look_at(part, _added_up))
@@ -92,7 +119,8 @@ class Bystanders:
             self._watch(name, _look_at(optimizer, _stepped))
 
     def changed(self) -> list[str]:
-        found = []
+        found = sorted(self._left_out)
+        self._left_out.clear()
         for one in [*self._seen]:
             name, look, before = one
             if (now := look()) is not None and now != before:
@@ -125,18 +153,14 @@ def _parts(model: nn.Module) -> int:
     return xxhash.xxh3_64_intdigest(repr([type(one).__name__ for one in model.modules()]).encode())
 
 
-def _own_parts(model: nn.Module) -> Iterator[nn.Module]:
-    return (part for part in model.modules() if is_own_type(type(part)))
+def _grown(held: ref[object], name: str, identity: int) -> int | None:
+    """Return a checksum of a container that a thing still has and that no version keeps."""
+    value = vars(thing).get(name) if (thing := held()) is not None else None
+    return digest(value) if id(value) == identity and not is_plain(value) else None
 
 
-def _numbers(part: nn.Module) -> Mapping[str, int | float]:
-    return {key: one for key, one in vars(part).items() if type(one) in (int, float)}
-
-
-def _number(model: nn.Module, *, name: str) -> int:
-    # Counts in a script's own parts may be a part's only state, and are in no state_dict.
-    held = [_numbers(part).get(name) for part in _own_parts(model)]
-    return xxhash.xxh3_64_intdigest(repr(held).encode())
+def _values_in(module: nn.Module) -> int:
+    return xxhash.xxh3_64_intdigest(repr(read_values(module)).encode())
 
 
 def _added_up(metric: Any) -> int:

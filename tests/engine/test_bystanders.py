@@ -223,17 +223,66 @@ class Counting(nn.Linear):
 
     def __init__(self):
         super().__init__(6, 6)
-        self.passes, self.factor, self.is_used = 0, 0.5, False
+        self.passes, self.factor, self.seen, self.names = 0, 0.5, [0.0] * 999, set()
 
     def forward(self, batch):
-        self.passes, self.is_used = self.passes + 1, True
+        self.passes += 1
+        self.seen.append(0.5)
+        self.names.add(self.passes)
         return super().forward(batch) * self.factor / self.passes
 
 
-def test_a_number_that_a_part_of_the_model_changes_is_named():
+def test_what_is_too_much_or_too_odd_to_come_back_in_the_models_attributes_is_named():
     engine = trained()
     engine.module.insert(0, Counting())
     seen = Bystanders(made(engine.module), engine)
     assert seen.changed() == []
     update(engine)
-    assert seen.changed() == ["the number 'passes' in the model's parts, which a buffer keeps"]
+    (names,) = seen.changed()
+    assert names.startswith("'names' of a Counting, which comes back if it has no more than 1,000")
+    update(engine)  # a thousand numbers and one
+    (history,) = seen.changed()
+    assert history.startswith("'seen' of a Counting")
+    update(engine)
+    assert seen.changed() == []
+
+
+def test_a_long_history_of_an_optimizer_is_named():
+    class Clipping(torch.optim.SGD):
+        def __init__(self, weights):
+            super().__init__(weights, lr=0.1)
+            self.norms, self.few = [0.0] * 1000, []
+
+        def step(self, closure=None):
+            self.norms.append(1.0)
+            self.few.append(1.0)
+            super().step(closure)
+
+    engine = trained()
+    engine.optimizer = Clipping(engine.module.parameters())
+    seen = Bystanders(made(engine.module), engine)
+    update(engine)
+    (name,) = seen.changed()
+    assert name.startswith("'norms' of a Clipping")
+
+
+class Balanced(nn.Module):
+    """A loss without weights that divides its terms by running means."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.limit = 1.0, 3.0
+
+    def forward(self, loss):
+        self.mean = 0.9 * self.mean + 0.1 * float(loss)
+        return loss / self.mean
+
+
+def test_values_of_another_module_that_change_are_named_unless_it_is_handed_over():
+    engine, loss = trained(), Balanced()
+    seen = Bystanders(made(engine.module, loss), engine)
+    handed = Bystanders(made(engine.module, loss), engine, [loss])
+    assert seen.changed() == []
+    loss(torch.ones(()) * 3)
+    assert seen.changed() == ["values in attributes of a Balanced"]
+    assert handed.changed() == []

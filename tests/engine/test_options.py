@@ -1,5 +1,6 @@
 """What an optimizer has beside tensors goes back into the very things that a script may hold."""
 
+import random
 from collections import deque
 
 import numpy as np
@@ -96,3 +97,62 @@ def test_a_long_history_and_what_the_optimizer_goes_on_changing_are_not_kept():
     optimizer.step()
     assert "history" not in kept
     assert kept["counts"] == {"steps": 0}
+
+
+class Clip:
+    """A helper of the script's own, with what it has seen."""
+
+    def __init__(self):
+        self.norms, self.limit = [], 1.0
+
+    def note(self, norm):
+        self.norms.append(norm)
+        self.limit = sum(self.norms) / len(self.norms)
+
+
+class Noisy(torch.optim.SGD):
+    """Adds noise from generators of its own, and clips by a helper's history."""
+
+    def __init__(self, weights):
+        super().__init__(weights, lr=0.1)
+        self.torchs, self.numpys = torch.Generator().manual_seed(1), np.random.default_rng(2)
+        self.old, self.pythons = np.random.RandomState(3), random.Random(4)
+        self.clip = Clip()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.clip.note(float(weight.sum()))
+                noise = torch.randn(weight.shape, generator=self.torchs)
+                noise *= self.numpys.normal() * self.old.normal() * self.pythons.random()
+                weight.add_(noise * self.clip.limit)
+        super().step(closure)
+
+
+def noisy():
+    weight = torch.ones(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    optimizer = Noisy([weight])
+    return optimizer, OptimizerState(optimizer), weight
+
+
+def test_generators_and_helpers_in_an_optimizers_attributes_come_back():
+    (optimizer, state, weight), (other, again, another) = noisy(), noisy()
+    for _ in range(3):
+        optimizer.step()
+    again.restore(decode(encode(state.capture([]))))
+    another.data.copy_(weight.data)
+    for one in (optimizer, other):
+        one.step()
+    assert torch.equal(weight, another)
+    assert optimizer.clip.norms == other.clip.norms
+
+
+def test_to_foresee_a_state_draws_nothing_and_leaves_helpers_alone():
+    (optimizer, state, weight), (plain, _, another) = noisy(), noisy()
+    list(state.forms())
+    for one in (optimizer, plain):
+        one.step()
+    assert torch.equal(weight, another)
+    assert optimizer.clip.norms == plain.clip.norms == [2.0]

@@ -348,3 +348,48 @@ def test_what_is_another_one_is_found_at_its_place_whatever_is_compared_at_a_tim
         with pytest.raises(UnsupportedError, match="it is not what was put back there"):
             rehearsal.require_put_back(other, layout, pieces)
     assert at == [0, 7, 8, 19, 20, 39]
+
+
+class InTurns(nn.Module):
+    """Two heads, of which each pass has one."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(4, 1) for _ in range(3))
+
+
+def train_head(state, number, **how):
+    model, optimizer = state.framework.module, state.framework.optimizer
+    model.heads[number](torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(**how)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_weight_without_a_part_in_a_pass_is_updated_as_if_nothing_had_failed(to_none):
+    """A gradient that was zeroed is zeros, of which an optimizer makes an update: it decays."""
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = InTurns()
+        how = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        states.append(made(model, how))
+    for number in (0, 1, 0):
+        train_head(states[0], number, set_to_none=to_none)
+    room = rehearse(states[0])
+    states[1].load(room)
+    for state in states:
+        train_head(state, 0, set_to_none=to_none)
+    then, now = (encode([*one.framework.module.parameters()]) for one in states)
+    assert then == now
+    assert states[1].framework.module.heads[2].weight.grad is None
+
+
+def test_a_rehearsal_leaves_gradients_as_they_are():
+    state = made()
+    train(state)
+    gradient = state.framework.module.layer.weight.grad
+    before = gradient.clone()
+    rehearse(state)
+    assert state.framework.module.layer.weight.grad is gradient
+    assert torch.equal(gradient, before)

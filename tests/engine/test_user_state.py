@@ -1,6 +1,7 @@
 """What a script names as `also` comes back in place, whatever kind of thing it is."""
 
 import random
+from collections import deque
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torchmetrics import CatMetric, MeanMetric, MetricCollection, MetricTracker,
 from torchmetrics.classification import BinaryPrecision, BinaryRecall
 from torchmetrics.wrappers import MinMaxMetric, Running
 
-from gemini_lab.engine.state.user_state import keepsakes
+from gemini_lab.engine.state.user_state import OwnValues, keepsakes
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 
@@ -174,26 +175,96 @@ def test_what_has_no_state_is_refused_by_its_name():
         keepsakes({"loss": 1.5})
 
 
+def as_sharded(one):
+    """The same with a class of torch's in front of its own, as `fully_shard` leaves it."""
+    kind = type(one)
+    one.__class__ = type(kind.__name__, (kind,), {"__module__": "torch.distributed.fsdp"})
+    return one
+
+
 class Counting(nn.Module):
     """An average whose decay follows a count, beside a number of its own process."""
 
     def __init__(self, rank):
         super().__init__()
         self.mean, self.updates, self.rank = nn.Parameter(torch.zeros(3)), 0, rank
+        self.has_begun, self.phase, self.recent = False, "warm", deque([rank], maxlen=2)
+        self.drop, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(3, momentum=0.5)
+        self.output, self.queue_fd = None, rank
+
+    def pass_on(self):
+        self.updates, self.has_begun, self.phase = self.updates + 1, True, "hot"
+        self.recent.append(self.updates)
+        self.drop.p, self.norm.momentum = self.drop.p / 2, self.norm.momentum / 2
+        self.milestones = {"first": self.updates}
+        self.output, self.queue_fd = torch.ones(3), self.queue_fd + 8
+
+
+def values_of(one):
+    own = one.updates, one.has_begun, one.phase, [*one.recent], one.milestones
+    return *own, one.recent.maxlen, one.drop.p, one.norm.momentum
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, nn.Sequential, as_sharded])
+def test_values_that_a_module_changes_come_back_and_others_stay(wrap):
+    before, after = Counting(rank=1), Counting(rank=2)
+    kept, anew = (OwnValues(wrap(one)) for one in (before, after))
+    fresh = kept.changed()
+    before.pass_on()
+    state = decode(encode(kept.changed()))
+    before.pass_on()
+    kept.put(state)  # as where training goes back
+    anew.put(state)
+    assert values_of(before) == values_of(after)
+    assert (after.updates, after.rank, after.queue_fd) == (1, 2, 2)
+    assert encode(anew.changed()) == encode(kept.changed()) == encode(state)
+    recent, output = before.recent, before.output
+    kept.put(state)  # as in a rehearsal
+    assert before.recent is recent
+    assert before.output is output
+    kept.put(fresh)
+    assert (before.updates, before.has_begun, [*before.recent]) == (0, False, [1])
+
+
+def test_values_for_which_there_is_no_room_are_named():
+    parts = [Counting(rank=0) for _ in range(3)]
+    values = OwnValues(nn.ModuleList(parts))
+    for one in parts:
+        one.phase = "x" * 15_999  # as much as a thousand numbers
+        one.texts = ["x" * 15_000] * 5
+    kept = values.changed()
+    assert len(encode(kept)) < 2**17
+    assert values.left_out
+    assert all("too many values" in one for one in values.left_out)
 
 
 @pytest.mark.parametrize("wrap", [lambda one: one, nn.Sequential])
-def test_a_number_that_a_module_changes_comes_back_and_others_stay(wrap):
+def test_a_module_in_also_comes_back_with_its_values(wrap):
     before, after = Counting(rank=1), Counting(rank=2)
     kept, anew = (keepsakes({"it": wrap(one)})["it"] for one in (before, after))
-    fresh = kept.read()
-    before.updates = 7
+    before.pass_on()
+    anew.put(decode(encode(kept.read())))
+    assert values_of(before) == values_of(after)
+    assert after.rank == 2
+
+
+def test_an_optimizer_in_also_finds_the_gradients_of_zeros_that_it_had():
+    """It makes an update of these, and none where there is no gradient."""
+    heads = [[torch.ones(3, requires_grad=True) for _ in range(3)] for _ in range(2)]
+    optimizers = [torch.optim.AdamW(one, lr=0.1, weight_decay=0.5) for one in heads]
+    kept, anew = (keepsakes({"it": one})["it"] for one in optimizers)
+    (heads[0][0] * 2 + heads[0][1] * 3).sum().backward()
+    optimizers[0].step()
+    optimizers[0].zero_grad(set_to_none=False)
     state = decode(encode(kept.read()))
+    for head, other in zip(*heads, strict=True):
+        other.data.copy_(head.data)
     anew.put(state)
-    assert (after.updates, after.rank) == (7, 2)
-    assert encode(anew.read()) == encode(kept.read())
-    kept.put(fresh)  # as where training goes back
-    assert (before.updates, before.rank) == (0, 1)
+    for head, optimizer in zip(heads, optimizers, strict=True):
+        head[0].grad = torch.ones(3)
+        optimizer.step()
+    assert all(map(torch.equal, *heads))
+    assert heads[1][2].grad is None
 
 
 def test_a_version_that_says_only_what_a_state_dict_does_is_refused():

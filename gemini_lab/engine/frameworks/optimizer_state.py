@@ -15,7 +15,13 @@ from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, Kept
 from gemini_lab.engine.frameworks.tensors import is_dtensor, place_of, require_apart
 from gemini_lab.engine.own_code import is_own_type
-from gemini_lab.engine.random_states import random_states, restore_random_states
+from gemini_lab.engine.random_states import (
+    GENERATORS,
+    put_generator,
+    random_states,
+    read_generator,
+    restore_random_states,
+)
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 from gemini_lab.shard.layout import DTYPE_BYTES
@@ -23,9 +29,9 @@ from gemini_lab.shard.layout import DTYPE_BYTES
 _PLAIN_OPTIONS: Final = (bool, int, float, str, type(None), np.generic)
 _MAPPINGS: Final = (dict, OrderedDict)
 _MANY: Final = 1_000  # values of one attribute: more of them are a history
-_NO_VALUES: Final = frozenset({"state", "param_groups", "defaults", "opt_id"})
+NO_VALUES: Final = frozenset({"state", "param_groups", "defaults", "opt_id"})
 """Attributes that are kept otherwise, or are the handle of a library's object."""
-_HOOKS: Final = "_optimizer_"
+HOOKS: Final = "_optimizer_"
 """How the names of torch's own attributes for hooks begin."""
 
 
@@ -63,6 +69,25 @@ def put_group_options(optimizer: torch.optim.Optimizer, options: Sequence[StateV
             group[key] = in_place(group.get(key), value)
 
 
+def graded(weights: Iterable[torch.Tensor]) -> list[str | None]:
+    """Return the layout of each weight's gradient; `None` of one that has none.
+
+    An optimizer updates a weight whose gradient is zeros, and leaves out one that has none.
+    """
+    return [None if w.grad is None else str(w.grad.layout).partition(".")[2] for w in weights]
+
+
+def put_graded(weights: Iterable[torch.Tensor], layouts: Iterable[str | None]) -> None:
+    """Give weights that had a gradient one of zeros, unless they have one, and take all others."""
+    for weight, layout in zip(weights, layouts, strict=False):
+        if layout is None:
+            weight.grad = None
+        elif weight.grad is None:
+            is_sparse = layout != "strided"
+            options = {"layout": getattr(torch, layout)} if is_sparse else {}
+            weight.grad = torch.zeros_like(weight, **options)
+
+
 def require_both(what: str, *, stored: object, current: object) -> None:
     """Refuse something that only one of the version and the script has.
 
@@ -74,13 +99,42 @@ def require_both(what: str, *, stored: object, current: object) -> None:
         raise ConfigError(f"{where[0]} has {what}, {where[1]} has none; start the script as it was")
 
 
+def parts_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, object]]:
+    """Yield an optimizer, and the script's own objects in its attributes by their names."""
+    yield "", optimizer
+    for name, value in vars(optimizer).items():
+        if is_own_type(type(value)) and not isinstance(value, nn.Module) and _has_values(value):
+            yield f"{name}.", value
+
+
+def _has_values(thing: object) -> bool:
+    return isinstance(getattr(thing, "__dict__", None), dict)
+
+
 def own_values(optimizer: torch.optim.Optimizer) -> StateDict:
-    """Return attributes of an optimizer: numbers, texts, and copies of containers of these."""
+    """Return attributes of an optimizer: numbers, texts, and copies of containers of these.
+
+    Also states of generators, and those of objects in its attributes, by a name with a point.
+    """
     return {
-        name: copied(value)
-        for name, value in vars(optimizer).items()
-        if name not in _NO_VALUES and not name.startswith(_HOOKS) and _is_plain(value)
+        f"{prefix}{name}": read_generator(value) if isinstance(value, GENERATORS) else copied(value)
+        for prefix, part in parts_of(optimizer)
+        for name, value in vars(part).items()
+        if name not in NO_VALUES and not name.startswith(HOOKS)
+        if is_plain(value) or isinstance(value, GENERATORS)
     }
+
+
+def put_own_values(optimizer: torch.optim.Optimizer, values: StateView) -> None:
+    """Put back what `own_values` gave."""
+    parts = dict(parts_of(optimizer))
+    for where, value in values.items():
+        of, point, name = where.rpartition(".")
+        held = vars(parts[of + point])
+        if isinstance(held.get(name), GENERATORS):
+            put_generator(held[name], value)
+        else:
+            held[name] = value
 
 
 def beside_weights(optimizer: torch.optim.Optimizer) -> list[tuple[Any, Any]]:
@@ -106,7 +160,8 @@ def copied(value: Any) -> Any:
     return copy.copy(value) if is_changed_in_place else value
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """Return whether a value is a number, a text, or a container of at most a thousand."""
     found = [*islice(_leaves(value), _MANY + 1)]
     return len(found) <= _MANY and all(isinstance(one, _PLAIN_OPTIONS) for one in found)
 
@@ -147,7 +202,10 @@ def state_for(
     step: Any = type(optimizer).step
     # An optimizer inside, such as DeepSpeed's Muon has, takes the step on the stand-in, too.
     inner = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
-    kept, random = [(one, dict(vars(one))) for one in (optimizer, *inner)], random_states()
+    parts = [*(part for _, part in parts_of(optimizer)), *inner]
+    kept, random = [(one, dict(vars(one))) for one in parts], random_states()
+    held = [one for part in parts for one in vars(part).values() if isinstance(one, GENERATORS)]
+    drawn = [(one, read_generator(one)) for one in held]
     try:
         for one, attributes in kept:
             vars(one).update({name: copied(value) for name, value in attributes.items()})
@@ -170,6 +228,8 @@ def state_for(
             vars(one).clear()
             vars(one).update(attributes)
         restore_random_states(random)
+        for generator, state in drawn:
+            put_generator(generator, state)
 
 
 _PLAIN: Final = (bool, int, float, str, type(None))
@@ -305,7 +365,7 @@ class OptimizerState:
         for optimizer, numbers, beside_them in parts:
             put_group_options(optimizer, [*islice(options, len(optimizer.param_groups))])
             put_beside_weights(optimizer, beside_them)
-            vars(optimizer).update(numbers)
+            put_own_values(optimizer, numbers)
         found = _by_parameter(small)
         for number, (weight, is_stateful) in enumerate(
             zip(self.weights, small["stateful"], strict=True)

@@ -20,6 +20,7 @@ from gemini_lab.engine.frameworks.optimizer_state import (
     own_values,
     put_beside_weights,
     put_group_options,
+    put_own_values,
     require_memory,
 )
 from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
@@ -312,7 +313,7 @@ class ZeroFramework(CountedEngine):
         for master, form, scalars in masters:
             put_scalars(base, master, form, scalars)
         put_beside_weights(base, saved.get("beside", []))
-        vars(base).update(saved.get("numbers", {}))  # versions of 0.1.0 have none of these
+        put_own_values(base, saved.get("numbers", {}))  # versions of 0.1.0 have none of these
         self._powers.restore(saved.get("powers_since", 1))
         if hasattr(zero, "overflow"):
             zero.overflow = saved["overflow"]

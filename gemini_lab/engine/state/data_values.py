@@ -11,7 +11,6 @@ of a loader draw from their copies begins anew with each epoch, and these here s
 """
 
 import io
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -28,7 +27,8 @@ from torch.utils.data import Sampler
 
 from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.own_code import is_own_type, variables_around
-from gemini_lab.engine.state.user_state import GENERATORS, keepsakes
+from gemini_lab.engine.random_states import GENERATORS, read_generator
+from gemini_lab.engine.state.user_state import OF_PROCESS, keepsakes
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 
@@ -103,8 +103,6 @@ _EPOCHS: Final = frozenset({"epoch", "_epoch"})
 """What is read of data sets that others wrote and that are told an epoch."""
 _OF_SAMPLERS: Final = frozenset({"indices", "weights"})
 """What scripts change in torch's samplers, such as how often a sample is drawn."""
-_OF_PROCESS: Final = re.compile(r"(^|_)(fd|fileno|handle|pid|socket)(_|s?$)", re.IGNORECASE)
-"""Names of numbers that mean nothing in another process."""
 _SCALARS: Final = (bool, int, float, type(None), np.generic)
 _MANY: Final = 1_000  # values in one attribute: more are data
 _CHARACTERS: Final = 16  # of a text weigh as much as a number
@@ -176,7 +174,7 @@ class DataValues:
 
     def _plain(self) -> Iterator["_Attribute"]:
         for one in self._attributes():
-            is_of_process = type(one.value) is int and _OF_PROCESS.search(one.name)
+            is_of_process = type(one.value) is int and OF_PROCESS.search(one.name)
             if _weight(one.value) <= _MANY and not is_of_process:
                 with suppress(UnsupportedError):  # such as an array of dates
                     yield replace(one, encoded=encode(one.value))
@@ -300,7 +298,7 @@ def _plain_bytes(value: Any) -> bytes | None:
     if _is_kind(value, _NUMBERS):
         return repr(value).encode()
     if _is_kind(value, GENERATORS):
-        return encode(keepsakes({"it": value})["it"].read())
+        return encode(read_generator(value))
     if _is_kind(value, np.ndarray) and value.dtype != object:
         return bytes(value.reshape(-1)[:_SAMPLE].tobytes())
     if type(value) is torch.Tensor and not (value.is_leaf and value.requires_grad):

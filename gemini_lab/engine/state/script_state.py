@@ -27,7 +27,7 @@ from gemini_lab.engine.state.loaders import (
     watch,
 )
 from gemini_lab.engine.state.rehearsal import named
-from gemini_lab.engine.state.user_state import keepsakes, refill
+from gemini_lab.engine.state.user_state import OwnValues, keepsakes, refill
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 from gemini_lab.units import MIB
@@ -52,6 +52,8 @@ class ScriptState:
         self.late_schedules: Callable[[], Sequence[str]] = tuple
         # Names other weights that changed since protection began, each once.
         self.bystanders: Callable[[], Sequence[str]] = tuple
+        # In attributes of the model's parts, if there is a model.
+        self.values: OwnValues | None = None
         # In which DDP adds up the gradients of other models than the engine's.
         self.orders: Sequence[BucketOrder] = ()
         self.client_state = client_state

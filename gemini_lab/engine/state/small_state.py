@@ -14,6 +14,7 @@ from torch import nn
 
 from gemini_lab.engine.contract import Resharding, StateDict, StateView
 from gemini_lab.engine.frameworks.framework import Framework
+from gemini_lab.engine.frameworks.optimizer_state import graded, put_graded
 from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.tensors import is_dtensor, require_apart
 from gemini_lab.engine.random_states import restore_random_states
@@ -96,9 +97,11 @@ def _few(names: Collection[str]) -> str:
 
 _TRAINS: Final = "trains"  # which weights require gradients: some are frozen, or thawed, on the way
 _MODES: Final = "modes"  # of the model's parts: a script may have a batch norm stand still
+_GRADED: Final = "graded"  # in what form weights have a gradient, if they have one
+_VALUES: Final = "values"  # in attributes of the model's parts
 _ORDERS: Final = "orders"  # of gradients in the buckets of models beside the engine's
 _COMPARED: Final = (
-    *("counters", "optimizer", "scheduler", _TRAINS, _MODES, "buffers"),
+    *("counters", "optimizer", "scheduler", _TRAINS, _MODES, _GRADED, _VALUES, "buffers"),
     *("made", "client", "also", "own", "random"),
 )
 """What is read back once it was put back: all but positions in the data, and orders of sums."""
@@ -116,6 +119,8 @@ def capture(framework: Framework, script: ScriptState, drawn: bytes) -> StateDic
         **framework.capture(),
         _TRAINS: trains,
         _MODES: [part.training for part in framework.module.modules()],
+        _GRADED: graded(framework.trained()),
+        _VALUES: {} if script.values is None else script.values.changed(),
         _ORDERS: [order.indices for order in script.orders],
         _SYNCS: [order.syncs_buffers for order in script.orders],
         **folded(buffers=buffers, made=script.made(), drawn=drawn),
@@ -154,6 +159,9 @@ def restore(
             weight.requires_grad_(is_trained)
     for part, mode in zip(framework.module.modules(), small.get(_MODES, []), strict=False):
         part.training = mode
+    put_graded(framework.trained(), small.get(_GRADED, []))
+    if script.values is not None:
+        script.values.put(small.get(_VALUES, {}))
     with named("the model's buffers"):
         put_buffers(framework.module, small["buffers"], framework.device)
     if with_data:
@@ -361,6 +369,8 @@ def recast(
         ),
         _TRAINS: smalls[0].get(_TRAINS, []),
         _MODES: smalls[0].get(_MODES, []),
+        _GRADED: smalls[0].get(_GRADED, []),
+        _VALUES: smalls[0].get(_VALUES, {}),
         _ORDERS: heir.shared([one.get(_ORDERS, []) for one in smalls], "DDP's buckets"),
         "extra": _extra(smalls, heir, had_number=had_number),
         "at_top": all(one.get("at_top") for one in smalls),

@@ -1,15 +1,17 @@
 """The script's `also`: generators, and objects of its own with a state, read and put back.
 
 Also what a module's `state_dict` leaves out: metrics, whose sums torchmetrics does not give by
-default, buffers that are not persistent, and plain numbers.
+default, buffers that are not persistent, and plain values in attributes.
 """
 
 import random
+import re
 import sys
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,13 +20,27 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
 from gemini_lab.engine.contract import StateDict, Stateful, StateView
+from gemini_lab.engine.frameworks.optimizer_state import graded, is_plain, put_graded
 from gemini_lab.engine.frameworks.tensors import to_dtensors, to_shards
+from gemini_lab.engine.own_code import is_own_type
+from gemini_lab.engine.random_states import GENERATORS, Generator, put_generator, read_generator
 from gemini_lab.errors import ConfigError, UnsupportedError
-from gemini_lab.shard.codec import encode
+from gemini_lab.shard.codec import decode, encode
 
 Unsaid = dict[str, StateDict]
 """For each part of a module that has something, by its name: attributes and their values."""
 
+OF_MODULES: Final = frozenset(vars(nn.Module()))
+"""Attributes that torch gives each module, which are kept otherwise or are its own."""
+_LAYERS: Final = "torch.nn.modules."
+_PYTHONS: Final = {"builtins", "abc", "typing"}
+_IN_FRONT: Final = ("torch.distributed.", "torch.nn.utils.")
+_SCALARS: Final = (bool, str, type(None))
+_CONTAINERS: Final = (list, tuple, dict, OrderedDict, deque)
+OF_PROCESS: Final = re.compile(r"(^|_)(fd|fileno|handle|pid|socket)(_|s?$)", re.IGNORECASE)
+"""Names of numbers that mean nothing in another process."""
+_ROOM_BYTES: Final = 128 * 2**10  # for all values of one module
+_NUMBER_BYTES: Final = 9
 _OF_METRICS: Final = ("_computed", "_forward_cache", "_cache")
 """What a metric works out again from what it keeps."""
 
@@ -51,15 +67,17 @@ def put_unsaid(module: nn.Module, unsaid: Mapping[str, StateView]) -> None:
         put_attributes(parts[name], kept)
 
 
-class Numbers:
-    """Plain numbers in a module's parts that change, such as a count; no `state_dict` says them.
+class OwnValues:
+    """Plain values in a module's parts that change; no `state_dict` says them.
 
     Those that stay as they were found are of one process, such as a rank, and belong to it.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._first = read_numbers(module)
+        self._first = read_values(module)
+        # Names of what changed, and had no room.
+        self.left_out = set[str]()
 
     @property
     def is_empty(self) -> bool:
@@ -67,30 +85,74 @@ class Numbers:
         return not self._first
 
     def changed(self) -> Unsaid:
-        """Return those that have changed since this was made."""
-        first, now = self._first, read_numbers(self._module)
-        found = {
-            name: {key: one for key, one in held.items() if first.get(name, {}).get(key) != one}
-            for name, held in now.items()
-        }
-        return {name: numbers for name, numbers in found.items() if numbers}
+        """Return those that have changed since this was made: numbers, and encoded containers."""
+        found, left_bytes = defaultdict[str, StateDict](dict), _ROOM_BYTES
+        for name, held in read_values(self._module).items():
+            first = self._first.get(name, {})
+            for key, one in held.items():
+                if key in first and _is_same(first[key], one):
+                    continue
+                left_bytes -= len(one) if isinstance(one, (bytes, str)) else _NUMBER_BYTES
+                if left_bytes >= 0:
+                    found[name][key] = one
+                else:
+                    self.left_out.add(
+                        f"{key!r} of a part of the model, where there are too many values"
+                    )
+        return dict(found)
 
     def put(self, changed: Unsaid) -> None:
         """Put back what `changed` gave, and all others as they were at first."""
-        parts = dict(self._module.named_modules())
-        for numbers in (self._first, changed):
-            for name in numbers.keys() & parts.keys():
-                parts[name].__dict__.update(numbers[name])
+        now = read_values(self._module)
+        for name, part in self._module.named_modules():
+            held, then = now.get(name, {}), changed.get(name, {})
+            for key, one in {**self._first.get(name, {}), **then}.items():
+                # What has become a tensor, say, is no value any more.
+                is_other = key not in then and key in vars(part) and key not in held
+                if is_other or (key in held and _is_same(held[key], one)):
+                    continue
+                vars(part)[key] = decode(one) if type(one) is bytes else one
 
 
-def read_numbers(module: nn.Module) -> Unsaid:
-    """Return plain numbers in attributes of a module's parts that torch has not written."""
-    found = {
-        name: {key: one for key, one in vars(part).items() if type(one) in (int, float)}
-        for name, part in module.named_modules()
-        if not type(part).__module__.startswith("torch.")
-    }
-    return {name: numbers for name, numbers in found.items() if numbers}
+def read_values(module: nn.Module) -> Unsaid:
+    """Return plain values in attributes of a module's parts that torch keeps nowhere.
+
+    Containers of a script's own parts, and of torch's layers, are encoded. Of other packages' parts
+    only numbers count: the rest is theirs to make.
+    """
+    found = {name: _values(part) for name, part in module.named_modules()}
+    return {name: held for name, held in found.items() if held}
+
+
+def _values(part: nn.Module) -> StateDict:
+    kind: Any = type(part)  # of which mypy does not know that it has a hash
+    keeps_containers, hides_private, keeps_numbers = _kept_of(kind)
+    found = StateDict()
+    for key, one in vars(part).items() if keeps_numbers else ():
+        if key in OF_MODULES or (hides_private and key.startswith("_")):
+            continue
+        if type(one) in (int, float) or (keeps_containers and type(one) in _SCALARS):
+            if type(one) is not int or not OF_PROCESS.search(key):
+                found[key] = one
+        elif keeps_containers and type(one) in _CONTAINERS and is_plain(one):
+            found[key] = encode(one)
+    return found
+
+
+@cache
+def _kept_of(kind: type) -> tuple[bool, bool, bool]:
+    """Return whether containers of such a part, all but private names, and numbers are kept."""
+    # fully_shard and parametrizations put a class of torch's in front of a part's own.
+    own = next(one for one in kind.__mro__ if not one.__module__.startswith(_IN_FRONT))
+    is_torchs = own.__module__.startswith("torch.")
+    is_whole = is_own_type(own) or own.__module__.startswith(_LAYERS)
+    modules = {one.__module__ for one in own.__mro__ if not is_own_type(one)} - _PYTHONS
+    is_mixed = not all(one.startswith(_LAYERS) for one in modules)
+    return is_whole, is_whole and is_mixed, is_whole or not is_torchs
+
+
+def _is_same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
 
 
 def share_states(module: nn.Module) -> None:
@@ -158,7 +220,6 @@ def _kinds(name: str) -> tuple[type, ...]:
     return () if kind is None else (kind,)
 
 
-GENERATORS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 # numpy's RandomState refuses larger seeds.
 _SMALL_SEEDS: Final = 2**32  # all that numpy's older generators can be seeded with
 _ADAM_COPIES: Final = 3  # what Adam keeps, at most, in tensors of a weight's size
@@ -190,8 +251,8 @@ def keepsakes(also: Mapping[str, object]) -> dict[str, Keepsake]:
 
 
 def _keepsake(name: str, thing: object) -> Keepsake:
-    if (found := _generator(thing)) is not None:
-        return found
+    if isinstance(thing, GENERATORS):
+        return _generator(thing)
     if isinstance(thing, dict):
         return Keepsake(
             read=lambda: to_shards(thing),
@@ -209,75 +270,82 @@ def _keepsake(name: str, thing: object) -> Keepsake:
             f"also={{{name!r}: ...}} is a {type(thing).__name__}; give a generator (torch's, "
             "numpy's or Python's), a dict, or an object with `state_dict` and `load_state_dict`"
         )
-    if isinstance(thing, torch.nn.Module) and (read_unsaid(thing) or not Numbers(thing).is_empty):
+    if isinstance(thing, torch.nn.Module) and (read_unsaid(thing) or not OwnValues(thing).is_empty):
         return _module(thing)
     return _stateful(thing)
 
 
-def _generator(thing: object) -> Keepsake | None:
-    """Return one of `GENERATORS`: torch's, numpy's or Python's."""
+def _generator(thing: Generator) -> Keepsake:
+    return Keepsake(
+        read=partial(read_generator, thing),
+        put=partial(put_generator, thing),
+        renew=partial(_renewed, thing),
+    )
+
+
+def _renewed(thing: Generator, seed: int) -> object:
+    """Return the state of one of its kind that is seeded with a number."""
     match thing:
         case torch.Generator():
-            return Keepsake(
-                read=thing.get_state,
-                put=thing.set_state,
-                renew=lambda seed: torch.Generator(thing.device).manual_seed(seed).get_state(),
-            )
+            return torch.Generator(thing.device).manual_seed(seed).get_state()
         case np.random.Generator():
-            bits: Any = thing.bit_generator
-            return Keepsake(
-                read=lambda: bits.state,
-                put=partial(setattr, bits, "state"),
-                renew=lambda seed: type(bits)(seed).state,
-            )
-        case np.random.RandomState():
-            return Keepsake(
-                read=partial(thing.get_state, legacy=False),
-                put=thing.set_state,
-                renew=lambda seed: np.random.RandomState(seed % _SMALL_SEEDS).get_state(
-                    legacy=False
-                ),
-            )
-        case random.Random():
-            return Keepsake(
-                read=thing.getstate,
-                put=thing.setstate,
-                renew=lambda seed: random.Random(seed).getstate(),
-            )
-    return None
+            bits: Any = type(thing.bit_generator)
+            return bits(seed).state
+    kind: Any = type(thing)
+    is_pythons = isinstance(thing, random.Random)
+    return read_generator(kind(seed if is_pythons else seed % _SMALL_SEEDS))
 
 
 def _module(thing: torch.nn.Module) -> Keepsake:
     """Return how to keep a module that has more than its `state_dict` says."""
-    numbers = Numbers(thing)
+    values = OwnValues(thing)
 
     def read() -> StateDict:
         said = _read(thing)
-        return {"said": said, "unsaid": read_unsaid(thing), "numbers": numbers.changed()}
+        return {"said": said, "unsaid": read_unsaid(thing), "numbers": values.changed()}
 
     def put(kept: StateView) -> None:
         if not {"said", "unsaid"} <= kept.keys():
-            raise ConfigError(
-                f"the version has only the state_dict of a {type(thing).__name__} of `also`, which "
-                "keeps more: an earlier gemini_lab saved it; take a version that this one saved"
-            )
+            if read_unsaid(thing):
+                raise ConfigError(
+                    f"the version has only the state_dict of a {type(thing).__name__} of `also`, "
+                    "which keeps more: an earlier gemini_lab saved it; take a version that this "
+                    "one saved"
+                )
+            kept = {"said": kept, "unsaid": {}}
         _put(thing, kept["said"])
         put_unsaid(thing, kept["unsaid"])
-        numbers.put(kept.get("numbers", {}))
+        values.put(kept.get("numbers", {}))
 
     return Keepsake(read=read, put=put, is_made=True, room_bytes=_tensor_bytes(read()))
 
 
 def _stateful(thing: Stateful) -> Keepsake:
-    weights = _tensor_bytes(_read(thing))
-    if isinstance(thing, torch.optim.Optimizer):  # it makes its tensors at its first step
-        trained = (weight for group in thing.param_groups for weight in group["params"])
-        weights = _ADAM_COPIES * sum(weight.nbytes for weight in trained)
+    if isinstance(thing, torch.optim.Optimizer):
+        return _optimizer(thing)
     return Keepsake(
         read=partial(_read, thing),
         put=partial(_put, thing),
         is_made=True,
-        room_bytes=weights,
+        room_bytes=_tensor_bytes(_read(thing)),
+    )
+
+
+def _optimizer(thing: torch.optim.Optimizer) -> Keepsake:
+    def trained() -> list[torch.Tensor]:
+        return [weight for group in thing.param_groups for weight in group["params"]]
+
+    def put(kept: StateView) -> None:
+        # A version of an earlier gemini_lab has the state_dict alone.
+        _put(thing, kept.get("said", kept))
+        put_graded(trained(), kept.get("graded", []))
+
+    return Keepsake(
+        read=lambda: {"said": _read(thing), "graded": graded(trained())},
+        put=put,
+        is_made=True,
+        # It makes its tensors at its first step.
+        room_bytes=_ADAM_COPIES * sum(weight.nbytes for weight in trained()),
     )
 
 

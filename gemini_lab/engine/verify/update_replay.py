@@ -15,7 +15,7 @@ import xxhash
 
 from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.framework import Framework
-from gemini_lab.engine.frameworks.optimizer_state import local_part, own_values
+from gemini_lab.engine.frameworks.optimizer_state import local_part, own_values, put_own_values
 from gemini_lab.engine.frameworks.stepping import uncompiled
 from gemini_lab.engine.frameworks.tensors import feed
 from gemini_lab.engine.random_states import random_states, restore_random_states
@@ -95,7 +95,7 @@ def update_again(framework: Framework, steps: Sequence[ReplayedStep]) -> int:
     optimizer: Any = framework.optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     kept = {name: getattr(optimizer, name) for name in ("param_groups", "state", *hooks)}
-    kept |= own_values(optimizer)
+    own = own_values(optimizer)
     random = random_states()
     total = xxhash.xxh3_64()
     try:
@@ -110,6 +110,7 @@ def update_again(framework: Framework, steps: Sequence[ReplayedStep]) -> int:
             _take(optimizer, step, total, framework.device, places)
     finally:
         vars(optimizer).update(kept)
+        put_own_values(optimizer, own)
         restore_random_states(random)
     return total.intdigest() >> 1
 
@@ -133,7 +134,7 @@ def _take(
 ) -> None:
     """Step the optimizer on copies, and add the result to the checksum."""
     optimizer.param_groups, optimizer.state = [], defaultdict(dict)
-    vars(optimizer).update(step.numbers)
+    put_own_values(optimizer, step.numbers)
     restore_random_states(step.random)
     weights = []
     for options, inputs in zip(step.groups, step.inputs, strict=True):
