@@ -318,47 +318,47 @@ _LOOKS: Final = 3  # so many versions of a worker are looked at
 _GLANCES: Final = (3, 10, 30, 100, 300, 1000, 3000)  # versions, after which it is looked around
 
 STANDS_STILL: Final = (
-    "the position in the data stood still during an iteration, so it will not come back: give "
-    "`protect` the loader that training reads, and make its iterator afterwards"
+    "the position in the data did not move during an iteration, so batches would repeat after a "
+    "failure: pass `protect` the loader that training reads, and make its iterator after `protect`"
 )
 TAKE_TURNS: Final = (
-    "two iterators of one loader are read in turn, and a version has the place of the newer one "
-    "alone: give what is read in between, such as an evaluation, a loader of its own"
+    "the script reads two iterators of one loader in turn, and a version keeps the position of the "
+    "newer one only: read the other one, such as an evaluation, from a loader of its own"
 )
 ARE_STRAYS: Final = (
-    "the script reads, from one iteration to the next, loaders that it has not handed over ({}), "
-    "and after a failure they begin from the start: make them before `protect`, and name all that "
-    "the loop reads: protect(..., data=[loader, other])"
+    "the script reads loaders that `protect` does not know ({}), and after a failure they start "
+    "from the beginning: make them before `protect`, and pass all loaders of the loop: "
+    "protect(..., data=[loader, other])"
 )
 IS_AMBIGUOUS: Final = (
     "between the step and the next forward pass the script drew random numbers or changed "
-    "client_state, and a version has both as they were right after the step; where that belongs to "
-    "the iteration before (an evaluation, a counter), loop `for step in protected.steps(N)`"
+    "client_state, and a version keeps both as they were right after the step: if that code is of "
+    "the finished iteration (an evaluation, a counter), loop `for step in protected.steps(N)`"
 )
 ASKS_NOTHING: Final = (
-    "the script has not asked where to go on, and a loop from 0 would do the first iterations once "
-    "more after a recovery; loop `for step in protected.steps(N)`, or from protected.step"
+    "the script never asked where to continue, so a loop from 0 would repeat the first iterations "
+    "after a recovery: loop `for step in protected.steps(N)`, or from protected.step"
 )
 ARE_NOT_KEPT: Final = (
-    "what is not among the engine's weights changes while it trains ({}), and will not come back "
-    "after a failure: unless it names another way, name what holds it, such as an average or "
-    'another model and its optimizer: protect(..., also={{"ema": ema}})'
+    "these change during training, and no version keeps them: {}. After a failure they are as the "
+    "script makes them. To keep one, pass what holds it, such as an average or another model and "
+    'its optimizer: protect(..., also={{"ema": ema}})'
 )
 
 COMES_LATE: Final = (
-    "a schedule of the optimizer was made after `protect` ({}), and no version has it: after a "
-    "failure it would begin from the start, from the rate that was put back; make it before "
+    "the script made a schedule of the optimizer after `protect` ({}), and no version keeps it: "
+    "after a failure it would start from its beginning, at the restored rate; make it before "
     "`protect`"
 )
 IS_OVER: Final = (
-    "protected.{loop} was over when version {version} was made, so this start gives it no pass; "
-    "what only its body makes, such as a last loss, is not there: give such names a value before "
-    "it, or keep them in `client_state`"
+    "version {version} was made after protected.{loop} had ended, so this start runs no pass of "
+    "that loop, and a name that only its body sets, such as a last loss, has no value: give it one "
+    "before the loop, or keep it in `client_state`"
 )
 DATA_CHANGE: Final = (
-    "the data change what no version has ({}), and after a failure that is as at the start: where "
-    "later batches depend on it, give what holds it `state_dict` and `load_state_dict`, and name "
-    'that: protect(..., also={{"data": dataset}}); what only saves time may stay'
+    "the data change values that no version keeps ({}), and after a failure these are as at the "
+    "start: if later batches depend on them, give the object that holds them `state_dict` and "
+    '`load_state_dict`, and pass it: protect(..., also={{"data": dataset}}); caches may stay'
 )
 
 

@@ -72,7 +72,7 @@ def test_averages_and_models_that_are_not_handed_over_are_said_once(server, tmp_
     """A teacher beside them, which nothing trains, is not."""
     for found in server.run(tmp_path, loop="beside"):
         (remark,) = found["remarks"]
-        assert "what is not among the engine's weights changes while it trains" in remark
+        assert "these change during training, and no version keeps them" in remark
         named = remark.partition("(")[2].partition(")")[0].split(", ")
         assert sorted(named) == ["AveragedModel", "Bilinear"]
 

@@ -38,7 +38,7 @@ def test_a_loop_that_was_reported_comes_back(server, tmp_path, loop, versions):
 @pytest.mark.parametrize(
     ("loop", "text"),
     [
-        ("late_schedule", "a schedule of the optimizer was made after `protect` (LambdaLR)"),
+        ("late_schedule", "the script made a schedule of the optimizer after `protect` (LambdaLR)"),
         ("infinite_workers", "was made before `protect`, and workers read for it"),
         ("packed", "does not say all of its position"),
     ],

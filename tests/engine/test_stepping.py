@@ -501,7 +501,7 @@ def test_a_loop_that_was_over_gives_no_pass_and_the_next_one_puts_the_version_ba
     training.update()  # as a search for a rate between two phases
     training.engine.global_steps = 3
     assert "top" not in training.take()
-    assert "steps(4) was over when version 3 was made" in training.remarks[0]
+    assert "version 3 was made after protected.steps(4) had ended" in training.remarks[0]
     assert next(training.protection.steps(9)) == 3
     assert training.take() == ["top", "went back to 3", "top"]
 
@@ -509,7 +509,7 @@ def test_a_loop_that_was_over_gives_no_pass_and_the_next_one_puts_the_version_ba
 def test_a_loop_that_gives_no_pass_any_more_is_said() -> None:
     training = Training(done=9, place=(phase(9, order=0),))
     assert list(training.protection.steps(9)) == []
-    assert "steps(9) was over when version 9 was made" in training.remarks[0]
+    assert "version 9 was made after protected.steps(9) had ended" in training.remarks[0]
     training = Training(done=9, place=(phase(9, order=0),))
     assert next(training.protection.steps(12)) == 9
     assert training.remarks == []

@@ -31,7 +31,7 @@ def test_a_loader_that_is_read_from_one_iteration_to_the_next_is_said(workers, k
         next(batches)
         assert list(DataLoader([1, 2, 3]))
         watch.see_version(encode(script.drawn()), at_top=False)
-    told = [text for text in said if "has not handed over (a DataLoader of a list)" in text]
+    told = [text for text in said if "`protect` does not know (a DataLoader of a list)" in text]
     assert len(told) == (not kept)
 
 

@@ -190,14 +190,14 @@ class Counting(nn.Module):
         self.mean, self.updates, self.rank = nn.Parameter(torch.zeros(3)), 0, rank
         self.has_begun, self.phase, self.recent = False, "warm", deque([rank], maxlen=2)
         self.drop, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(3, momentum=0.5)
-        self.output, self.queue_fd = None, rank
+        self.queue_fd = rank
 
     def pass_on(self):
         self.updates, self.has_begun, self.phase = self.updates + 1, True, "hot"
         self.recent.append(self.updates)
         self.drop.p, self.norm.momentum = self.drop.p / 2, self.norm.momentum / 2
         self.milestones = {"first": self.updates}
-        self.output, self.queue_fd = torch.ones(3), self.queue_fd + 8
+        self.queue_fd += 8
 
 
 def values_of(one):
@@ -218,12 +218,59 @@ def test_values_that_a_module_changes_come_back_and_others_stay(wrap):
     assert values_of(before) == values_of(after)
     assert (after.updates, after.rank, after.queue_fd) == (1, 2, 2)
     assert encode(anew.changed()) == encode(kept.changed()) == encode(state)
-    recent, output = before.recent, before.output
+    recent = before.recent
     kept.put(state)  # as in a rehearsal
     assert before.recent is recent
-    assert before.output is output
     kept.put(fresh)
     assert (before.updates, before.has_begun, [*before.recent]) == (0, False, [1])
+
+
+class Turning(nn.Module):
+    """Angles for positions, made for as many as were asked for, as rotary embeddings have them."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.length, self.keep = 0, keep
+
+    def grow(self, length):
+        if length > self.length:
+            self.length = length
+            self.keep(self, torch.arange(length, dtype=torch.float32))
+        return self.angles[:length].sum()
+
+
+def in_an_attribute(part, angles):
+    part.angles = angles
+
+
+def in_a_buffer(part, angles):
+    part.register_buffer("angles", angles, persistent=False)
+
+
+@pytest.mark.parametrize("keep", [in_an_attribute, in_a_buffer])
+def test_a_length_is_left_alone_whose_tensors_no_version_has(keep):
+    before, after = Turning(keep), Turning(keep)
+    kept, anew = OwnValues(nn.Sequential(before)), OwnValues(nn.Sequential(after))
+    wanted = before.grow(5)
+    assert kept.changed() == {}
+    (left,) = kept.left_out
+    assert left.startswith("'length' of a Turning, which also has tensors")
+    anew.put(kept.changed())
+    assert after.grow(5) == wanted
+    kept.put({})  # as where training goes back
+    assert before.grow(5) == wanted
+
+
+def test_parts_that_a_model_is_given_and_attributes_that_come_later_are_found():
+    before, after = (nn.ModuleList([Counting(rank=0)]) for _ in range(2))
+    kept, anew = OwnValues(before), OwnValues(after)
+    for model in (before, after):
+        model.append(Counting(rank=0))
+    before[0].later = 3
+    before[1].pass_on()
+    anew.put(decode(encode(kept.changed())))
+    assert after[0].later == 3
+    assert values_of(after[1]) == values_of(before[1])
 
 
 def test_values_for_which_there_is_no_room_are_named():

@@ -8,7 +8,7 @@ import random
 import re
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -71,30 +71,49 @@ class OwnValues:
     """Plain values in a module's parts that change; no `state_dict` says them.
 
     Those that stay as they were found are of one process, such as a rank, and belong to it.
+
+    Args:
+        module: The module.
+        keeps_tensors: Whether tensors in attributes of its parts are kept, too. If not, the values
+            of a part that has some are left alone: a length without the cache that it measures
+            would make the part read what is not there.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._first = read_values(module)
-        # Names of what changed, and had no room.
+    def __init__(self, module: nn.Module, *, keeps_tensors: bool = False) -> None:
+        self._module, self._keeps_tensors = module, keeps_tensors
+        self._all: list[nn.Module] = []
+        self._parts = [_Part(name, part) for name, part in module.named_modules()]
+        self._walk()
+        # Names of what changed, and had no room or no place.
         self.left_out = set[str]()
 
     @property
     def is_empty(self) -> bool:
         """Return whether there are none that could change."""
-        return not self._first
+        return not any(part.first for part in self._parts)
 
     def changed(self) -> Unsaid:
-        """Return those that have changed since this was made: numbers, and encoded containers."""
+        """Return those that have changed since this was made: numbers, and encoded containers.
+
+        A model has a thousand parts, and this runs with every version.
+        """
+        if _children(self._all) != self._children:
+            self._walk()
         found, left_bytes = defaultdict[str, StateDict](dict), _ROOM_BYTES
-        for name, held in read_values(self._module).items():
-            first = self._first.get(name, {})
-            for key, one in held.items():
-                if key in first and _is_same(first[key], one):
-                    continue
+        for part in self._parts:
+            if not part.may_differ():
+                continue
+            differing = part.differing()
+            if differing and not self._keeps_tensors and part.has_more():
+                self.left_out.add(
+                    f"{next(iter(differing))!r} of a {type(part.part).__name__}, which also has "
+                    "tensors or objects that no version keeps"
+                )
+                continue
+            for key, one in differing.items():
                 left_bytes -= len(one) if isinstance(one, (bytes, str)) else _NUMBER_BYTES
                 if left_bytes >= 0:
-                    found[name][key] = one
+                    found[part.name][key] = one
                 else:
                     self.left_out.add(
                         f"{key!r} of a part of the model, where there are too many values"
@@ -103,15 +122,91 @@ class OwnValues:
 
     def put(self, changed: Unsaid) -> None:
         """Put back what `changed` gave, and all others as they were at first."""
-        now = read_values(self._module)
-        for name, part in self._module.named_modules():
-            held, then = now.get(name, {}), changed.get(name, {})
-            for key, one in {**self._first.get(name, {}), **then}.items():
+        self._walk()
+        for part in self._parts:
+            then, held = changed.get(part.name, {}), _values(part.part)
+            if not then and not self._keeps_tensors and part.has_more():
+                continue
+            for key, one in {**part.first, **then}.items():
                 # What has become a tensor, say, is no value any more.
-                is_other = key not in then and key in vars(part) and key not in held
+                is_other = key not in then and key in vars(part.part) and key not in held
                 if is_other or (key in held and _is_same(held[key], one)):
                     continue
-                vars(part)[key] = decode(one) if type(one) is bytes else one
+                vars(part.part)[key] = decode(one) if type(one) is bytes else one
+
+    def _walk(self) -> None:
+        """Find all parts: a script may give a model further ones."""
+        known = {id(part.part): part for part in self._parts}
+        named = [*self._module.named_modules()]
+        self._all = [part for _, part in named]
+        self._children = _children(self._all)
+        self._parts = [
+            known.get(id(part)) or _Part(name, part, is_new=True) for name, part in named
+        ]
+
+
+class _Part:
+    """A part of a module, and what its attributes held when this was made."""
+
+    def __init__(self, name: str, part: nn.Module, *, is_new: bool = False) -> None:
+        self.name, self.part = name, part
+        self.first: StateDict = {} if is_new else _values(part)
+        own = {key: one for key, one in vars(part).items() if key not in OF_MODULES}
+        # Numbers, texts and tuples never change in place: another object is another value.
+        self._fixed = [(key, one) for key, one in own.items() if key in self.first]
+        self._things = {key: id(one) for key, one in own.items() if key not in self.first}
+        self._kinds = [(key, type(own[key])) for key in self._things]
+        self._size = len(vars(part))
+        self._is_read = is_new or not all(_is_fixed(one) for _, one in self._fixed)
+
+    def may_differ(self) -> bool:
+        """Return whether a value may have changed, which takes no encoding to see."""
+        held = vars(self.part)
+        return (
+            self._is_read
+            or len(held) != self._size
+            or any(held.get(key) is not one for key, one in self._fixed)
+            or any(type(held.get(key)) is not kind for key, kind in self._kinds)
+        )
+
+    def differing(self) -> StateDict:
+        """Return the values that are not as at first."""
+        first = self.first
+        return {
+            key: one
+            for key, one in _values(self.part).items()
+            if key not in first or not _is_same(first[key], one)
+        }
+
+    def has_more(self) -> bool:
+        """Return whether attributes have tensors, or other objects than at first."""
+        values = _values(self.part)
+        held = vars(self.part)
+        return bool(held["_non_persistent_buffers_set"]) or any(
+            _has_tensors(one) or self._things.get(key) != id(one)
+            for key, one in held.items()
+            if key not in OF_MODULES
+            and key not in values
+            and not isinstance(one, (*GENERATORS, int, float))
+        )
+
+
+def _children(parts: Iterable[nn.Module]) -> int:
+    return sum(len(vars(part)["_modules"]) for part in parts)
+
+
+def _is_fixed(one: object) -> bool:
+    if isinstance(one, tuple):
+        return all(_is_fixed(inner) for inner in one)
+    return type(one) in (int, float, *_SCALARS)
+
+
+def _has_tensors(one: object) -> bool:
+    if isinstance(one, dict):
+        one = [*one.values()]
+    if isinstance(one, (list, tuple, set, deque)):
+        return any(_has_tensors(inner) for inner in one)
+    return isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter)
 
 
 def read_values(module: nn.Module) -> Unsaid:
@@ -298,7 +393,7 @@ def _renewed(thing: Generator, seed: int) -> object:
 
 def _module(thing: torch.nn.Module) -> Keepsake:
     """Return how to keep a module that has more than its `state_dict` says."""
-    values = OwnValues(thing)
+    values = OwnValues(thing, keeps_tensors=True)
 
     def read() -> StateDict:
         said = _read(thing)
