@@ -72,8 +72,8 @@ def test_averages_and_models_that_are_not_handed_over_are_said_once(server, tmp_
     """A teacher beside them, which nothing trains, is not."""
     for found in server.run(tmp_path, loop="beside"):
         (remark,) = found["remarks"]
-        assert "these change during training, and no version keeps them" in remark
-        named = remark.partition("(")[2].partition(")")[0].split(", ")
+        assert remark.startswith("these change during training, and no version keeps them: ")
+        named = remark.partition(": ")[2].partition(".")[0].split(", ")
         assert sorted(named) == ["AveragedModel", "Bilinear"]
 
 
