@@ -4,6 +4,7 @@ import random
 from collections import deque
 
 import numpy as np
+import pytest
 import torch
 
 from gemini_lab.engine.frameworks.optimizer_state import (
@@ -11,7 +12,9 @@ from gemini_lab.engine.frameworks.optimizer_state import (
     group_options,
     own_values,
     put_group_options,
+    put_own_values,
 )
+from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import decode, encode
 
 
@@ -156,3 +159,23 @@ def test_to_foresee_a_state_draws_nothing_and_leaves_helpers_alone():
         one.step()
     assert torch.equal(weight, another)
     assert optimizer.clip.norms == plain.clip.norms == [2.0]
+
+
+class Helper:
+    """An object that an optimizer counts in."""
+
+    def __init__(self):
+        self.count = 3
+
+
+def with_attribute(value):
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+    optimizer.extra = value
+    return optimizer
+
+
+@pytest.mark.parametrize("value", [Helper(), torch.Generator()], ids=["helper", "generator"])
+def test_values_of_what_a_start_has_not_made_yet_are_refused_by_name(value):
+    """They would be lost, or their state would stand where the script expects the object."""
+    with pytest.raises(ConfigError, match=r"'extra'.*this start has none"):
+        put_own_values(with_attribute(None), own_values(with_attribute(value)))

@@ -126,13 +126,30 @@ def own_values(optimizer: torch.optim.Optimizer) -> StateDict:
 
 
 def put_own_values(optimizer: torch.optim.Optimizer, values: StateView) -> None:
-    """Put back what `own_values` gave."""
+    """Put back what `own_values` gave.
+
+    Raises:
+        ConfigError: An object that had some is not there.
+    """
     parts = dict(parts_of(optimizer))
     for where, value in values.items():
         of, point, name = where.rpartition(".")
-        held = vars(parts[of + point])
+        if (part := parts.get(of + point)) is None:
+            raise ConfigError(
+                f"the version has values of {of!r}, an object in an attribute of "
+                f"{called(optimizer)}, and this start has none; make it in the optimizer's "
+                "constructor"
+            )
+        held = vars(part)
         if isinstance(held.get(name), GENERATORS):
             put_generator(held[name], value)
+        elif isinstance(value, torch.Tensor) or (
+            isinstance(value, dict) and "bit_generator" in value
+        ):
+            raise ConfigError(
+                f"the version has a generator {where!r} of {called(optimizer)}, and this start has "
+                "none; make it in the optimizer's constructor"
+            )
         else:
             held[name] = value
 
