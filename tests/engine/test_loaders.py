@@ -1,5 +1,6 @@
 """A plain DataLoader's position: put back into another loader, it continues with its batches."""
 
+import contextlib
 import functools
 import random
 import sys
@@ -545,28 +546,80 @@ def test_a_loader_that_reads_ahead_gives_what_was_drawn_for_the_batch_ahead(take
     assert encode(train(endless(other), 9)) == encode(expected)
 
 
+def shuffled(**options):
+    return DataLoader(Samples(), batch_size=2, shuffle=True, **options)
+
+
 @pytest.mark.parametrize("taken", [0, 1, 3], ids=lambda taken: f"{taken} taken")
-def test_a_loader_that_reads_ahead_draws_its_order_at_the_first_batch(taken):
-    """Accelerate's: what the script draws between `iter` and then comes before it."""
+@pytest.mark.parametrize("kind", ["plain", "own generator", "two workers", "Accelerate's"])
+def test_a_loader_draws_its_order_at_the_first_batch(kind, taken):
+    """What the script draws between `iter` and then, such as another loader's order, comes first.
+
+    With workers the order is drawn at `iter`.
+    """
     accelerate = pytest.importorskip("accelerate.data_loader")
+    makes = {
+        "plain": shuffled,
+        "own generator": lambda: shuffled(generator=torch.Generator().manual_seed(3)),
+        "two workers": lambda: shuffled(num_workers=2),
+        "Accelerate's": lambda: accelerate.prepare_data_loader(shuffled()),
+    }
 
-    def make():
-        return accelerate.prepare_data_loader(DataLoader(Samples(), batch_size=2, shuffle=True))
-
-    loader, position = start(make, 1)
+    loader, position = start(makes[kind], 1)
     batches = iter(loader)
     torch.rand(3)
+    if kind == "own generator":
+        torch.rand(3, generator=loader.generator)
     given = [next(batches) for _ in range(taken)]
     kept = encode({"position": position.state_dict(), "random": random_states()})
     expected = [*batches]
     assert len(given + expected) == 5
 
+    other, position = start(makes[kind], 2)
+    for _ in range(2):  # a second failure follows
+        small = decode(kept)
+        position.load_state_dict(small["position"])
+        again = iter(other)
+        restore_random_states(small["random"])
+        kept = encode({"position": position.state_dict(), "random": random_states()})
+        assert encode([*again]) == encode(expected)
+
+
+class Damaged(Samples):
+    """One sample cannot be read."""
+
+    def __getitem__(self, index):
+        if index == 3:
+            raise ValueError("damaged")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=lambda workers: f"{workers} workers")
+def test_a_batch_that_could_not_be_made_counts(workers):
+    """The script leaves it out, and its place in the order is passed."""
+
+    def read(batches, count):
+        found = []
+        while len(found) < count:
+            with contextlib.suppress(ValueError):
+                found.append(next(batches))
+        return found
+
+    def make():
+        return DataLoader(Damaged(), batch_size=2, num_workers=workers)
+
+    loader, position = start(make, 1)
+    batches = iter(loader)
+    read(batches, 2)
+    kept = encode({"position": position.state_dict(), "random": random_states()})
+    expected = read(batches, 2)
+    assert expected[0][0, 0] == 6
+
     other, position = start(make, 2)
     small = decode(kept)
     position.load_state_dict(small["position"])
-    again = iter(other)
     restore_random_states(small["random"])
-    assert encode([*again]) == encode(expected)
+    assert encode(read(iter(other), 2)) == encode(expected)
 
 
 def test_a_stateful_loader_inside_one_that_reads_ahead_is_refused_with_the_way_out():

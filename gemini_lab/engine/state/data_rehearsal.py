@@ -218,11 +218,11 @@ class _Reading:
         return encode(self._state.drawn())
 
     def _next(self) -> str:
-        torch.rand(1)
-        np.random.rand()  # noqa: NPY002 - as scripts do
-        random.random()
         if self._batches is None:
             self._batches, self.epoch = iter(self._thing), self.epoch + 1
+        torch.rand(1)  # also between an iterator and its first batch
+        np.random.rand()  # noqa: NPY002 - as scripts do
+        random.random()
         try:
             batch = next(self._batches)
         except StopIteration:

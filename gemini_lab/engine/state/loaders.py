@@ -13,6 +13,7 @@ So the random states in which the last batch was asked for are kept, too.
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from gemini_lab.shard.codec import encode
 KINDS: Final = (DataLoader, DeepSpeedDataLoader)
 """Classes of loaders that can be watched; their subclasses too."""
 _WATCH: Final = "_gemini_lab_watch"
+_OVER: Final = object()
 _COUNTS: Final = ("epoch", "iteration", "initial_seed")  # with which a sampler seeds its order
 
 
@@ -49,7 +51,8 @@ class LoaderWatch:
         self.on_return: Callable[[], None] = lambda: None
         self.replay_s = 0.0  # how long giving away batches took when a position was put back
         self.replayed = 0  # how many they were
-        self._began: StateDict = {}
+        self._began: StateDict = {}  # what the newest iterator was made in
+        self._drawn_from: StateDict = {}  # the same at its first fetch, where most draw their order
         self._reads_ahead = reads_ahead(loader)
         self._asked: StateDict = {}  # if so, the random states at the latest fetch
         self._latest: Callable[[], _Batches | None] = lambda: None
@@ -81,6 +84,7 @@ class LoaderWatch:
         is_under_way = latest is not None and not latest.is_over
         return {
             "began": self._began if is_under_way else None,
+            "drawn_from": self._drawn_from if is_under_way else {},
             "asked": self._asked if is_under_way else {},
             "taken": latest.taken if latest is not None and is_under_way else 0,
             "now": self._draws(),
@@ -130,7 +134,7 @@ class LoaderWatch:
         self._prepared = None
         self._latest = lambda: None
         if state["began"] is not None:
-            self._replay(state["began"], state["taken"], asked=state.get("asked"))
+            self._replay(state)
         self._put_draws(state["now"])
         put_generators(of_loader(self.loader), state.get("own", {}))
         self._put_values(state)
@@ -176,6 +180,7 @@ class LoaderWatch:
 
     def skip(self, batches: int) -> None:
         self._prepared = self._begin_epoch()
+        self._drawn_from = self._beginning() if batches else {}
         self._give_away(self._prepared, batches)
 
     def note_fetch(self, batches: "_Batches") -> None:
@@ -184,21 +189,20 @@ class LoaderWatch:
         self._is_asked = False
         if batches.number != self._made:
             self.on_return()
+        if batches.number == self._made and not batches.taken:
+            self._drawn_from = self._beginning()
         if self._reads_ahead:
             self._asked = random_states()
-            # Such a loader's iterator draws its order only now.
-            if batches.number == self._made and not batches.taken:
-                self._began = self._beginning()
 
-    def _replay(self, began: StateView, taken: int, *, asked: StateView | None) -> None:
-        started_s = time.perf_counter()
-        restore_random_states(began["random"])
-        self._put_draws(began["draws"])
-        put_generators(of_loader(self.loader), began.get("own", {}))
-        self._put_values(began)
+    def _replay(self, state: StateView) -> None:
+        started_s, taken, asked = time.perf_counter(), state["taken"], state.get("asked", {})
+        self._put_beginning(state["began"])
         self._prepared = self._begin_epoch()
+        # The script may have drawn in between, or told the epoch's number.
+        if drawn_from := state.get("drawn_from"):  # an older version has none
+            self._put_beginning(drawn_from)
         self._give_away(self._prepared, taken, asked=asked)
-        self._asked = dict(asked or {})
+        self._drawn_from, self._asked = dict(drawn_from or {}), dict(asked)
         self.replayed, self.replay_s = taken, time.perf_counter() - started_s
 
     @staticmethod
@@ -214,6 +218,7 @@ class LoaderWatch:
 
     def _begin_epoch(self) -> "_Batches":
         self._began = self._beginning()
+        self._drawn_from = {}
         batches = _Batches(self, self._make(), number=self._made + 1)
         # A strong reference would keep an epoch's workers alive after the script has dropped it.
         self._latest = weakref.ref(batches)
@@ -228,6 +233,12 @@ class LoaderWatch:
             "own": read_generators(of_loader(self.loader)),
             "counts": self.values.changed(),
         }
+
+    def _put_beginning(self, then: StateView) -> None:
+        restore_random_states(then["random"])
+        self._put_draws(then["draws"])
+        put_generators(of_loader(self.loader), then.get("own", {}))
+        self._put_values(then)
 
     def _put_values(self, state: StateView) -> None:
         """Put back what the data had changed; an older version has nothing of it."""
@@ -279,6 +290,9 @@ class _Batches:
             self.is_over = True
             self._watch.on_over()
             raise
+        except Exception:
+            self.taken += 1  # such as a damaged sample, after which the script reads on
+            raise
         self.taken += 1
         self._watch.on_batch()
         return batch
@@ -289,13 +303,12 @@ class _Batches:
         self._batches = other._batches  # noqa: SLF001 - of its own class
 
     def skip(self) -> bool:
-        """Give a batch away; false if there is none."""
-        try:
-            next(self._batches)
-        except StopIteration:
-            return False
-        self.taken += 1
-        return True
+        """Give a batch away, or a failure to make it; false if there is none."""
+        batch = None
+        with suppress(Exception):  # the script's data fail as they did then
+            batch = next(self._batches, _OVER)
+        self.taken += batch is not _OVER
+        return batch is not _OVER
 
 
 def reads_ahead(loader: object) -> bool:

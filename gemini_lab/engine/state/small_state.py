@@ -287,7 +287,6 @@ def _loader_position(watch: LoaderWatch, states: Sequence[StateView], heir: Heir
         "dealt": watch.dealt,
         "own": heir.own([one.get("own", {}) for one in states], "what the data draw from"),
         "counts": heir.lent([one.get("counts", {}) for one in states], "what the data count"),
-        "asked": {},
         "began": None,
         "taken": 0,
     }
@@ -301,15 +300,17 @@ def _loader_position(watch: LoaderWatch, states: Sequence[StateView], heir: Heir
             f"{again} samples of the epoch are read twice: {samples} were read, and {heir.ranks} "
             f"ranks read {watch.dealt} at a time"
         )
-    began = [one["began"] for one in states]
-    return state | {
-        "began": {
-            "random": heir.random([one["random"] for one in began]),
-            "draws": _draws([one["draws"] for one in began], heir),
-            "own": heir.own([one.get("own", {}) for one in began], "what the data draw from"),
-            "counts": heir.lent([one.get("counts", {}) for one in began], "what the data count"),
-        },
-        "taken": taken,
+    names = [name for name in ("began", "drawn_from") if all(one.get(name) for one in states)]
+    begun = {name: _beginning([one[name] for one in states], heir) for name in names}
+    return {**state, **begun, "taken": taken}
+
+
+def _beginning(states: Sequence[StateView], heir: Heir) -> StateDict:
+    return {
+        "random": heir.random([one["random"] for one in states]),
+        "draws": _draws([one["draws"] for one in states], heir),
+        "own": heir.own([one.get("own", {}) for one in states], "what the data draw from"),
+        "counts": heir.lent([one.get("counts", {}) for one in states], "what the data count"),
     }
 
 
