@@ -1,7 +1,7 @@
 """What an optimizer has beside tensors goes back into the very things that a script may hold."""
 
 import random
-from collections import deque
+from collections import OrderedDict, deque
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from gemini_lab.engine.frameworks.optimizer_state import (
     own_values,
     put_group_options,
     put_own_values,
+    refilled,
 )
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import decode, encode
@@ -36,6 +37,27 @@ def test_a_number_is_replaced_and_so_is_a_tensor_of_another_form():
     (group,) = optimizer.param_groups
     assert group["lr"].shape == (1,)
     assert group["momentum"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        ([], [1, 2]),
+        ([1, [2], 3], [4, [5, 6]]),
+        ({"a": [1]}, {"b": 2, "a": [1, 3]}),
+        (OrderedDict(a=deque([1], 4)), OrderedDict(a=deque([2, 3], 4))),
+    ],
+)
+def test_containers_are_refilled_and_so_are_those_inside(held, wanted):
+    inside = [one for one in (held.values() if isinstance(held, dict) else held) if has_parts(one)]
+    assert refilled(held, wanted) is held
+    assert encode(held) == encode(wanted)
+    now = [*(held.values() if isinstance(held, dict) else held)]
+    assert all(any(one is other for other in now) for one in inside)
+
+
+def has_parts(one):
+    return isinstance(one, (list, dict, deque))
 
 
 class Warm(torch.optim.SGD):

@@ -52,6 +52,69 @@ def test_what_a_dict_holds_stays_where_it_is_the_same():
     assert state["replay"] is replay == [1, 2]
 
 
+def test_what_a_dict_holds_is_refilled_where_a_script_has_another_name_for_it():
+    losses, best = [], {"loss": 9.0}
+    state = {"losses": losses, "best": best, "same": {"losses": losses}}
+    kept = keepsakes({"it": state})["it"]
+    kept.put(decode(encode({"losses": [1.0], "best": {"loss": 1.0}, "same": {"losses": [1.0]}})))
+    assert state["losses"] is losses is state["same"]["losses"]
+    assert state["best"] is best
+    assert (losses, best) == ([1.0], {"loss": 1.0})
+    apart = {"losses": [1.0], "best": best, "same": {"losses": [2.0]}}
+    kept.put(decode(encode(apart)))
+    assert state == apart
+
+
+def test_a_tensor_in_a_dict_is_never_written_over():
+    """The script may have put the model's own weights there, as the best ones so far."""
+    weight = torch.zeros(2)
+    state = {"best": {"weight": weight}}
+    keepsakes({"it": state})["it"].put(decode(encode({"best": {"weight": torch.ones(2)}})))
+    assert not weight.any()
+    assert state["best"]["weight"].all()
+
+
+class Sharing(nn.Module):
+    """A part with the options of all parts."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.options = options
+
+
+def test_options_that_parts_of_a_model_share_stay_shared():
+    options = {"drop": 0.5}
+    model = nn.Sequential(Sharing(options), Sharing(options))
+    values = OwnValues(model)
+    options["drop"] = 0.25
+    kept = decode(encode(values.changed()))
+    options["drop"] = 0.125
+    values.put(kept)
+    assert options == {"drop": 0.25}
+    assert model[0].options is model[1].options is options
+
+
+def test_the_groups_and_the_state_of_an_optimizer_in_also_stay_where_a_script_holds_them():
+    def make():
+        weight, rate = torch.ones(3, requires_grad=True), torch.tensor(0.5)
+        return weight, rate, torch.optim.SGD([weight], lr=rate, momentum=0.9)
+
+    weight, rate, optimizer = make()
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    rate.fill_(0.25)
+    kept = decode(encode(keepsakes({"it": optimizer})["it"].read()))
+    weight, rate, optimizer = make()
+    groups, group, state = optimizer.param_groups, optimizer.param_groups[0], optimizer.state
+    keepsakes({"it": optimizer})["it"].put(kept)
+    assert groups is optimizer.param_groups
+    assert group is groups[0]
+    assert group["lr"] is rate
+    assert rate == 0.25
+    assert state is optimizer.state
+    assert state[weight]["momentum_buffer"].tolist() == [1.0] * 3
+
+
 def add_up(metric):
     metric.update(torch.tensor([0.2, 0.8, 0.7]), torch.tensor([0, 1, 0]))
 

@@ -2,8 +2,8 @@
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -45,13 +45,36 @@ def beside(current: object, value: object) -> object:
 
 
 def in_place(current: object, value: object) -> object:
-    """`value`, in the tensor that it replaces, which others may hold; on its device otherwise."""
-    if not (isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor)):
-        return value
-    if (current.shape, current.dtype) != (value.shape, value.dtype):
-        return beside(current, value)
-    with torch.no_grad():
-        return current.copy_(value)
+    """`value`, in the tensor or array that it replaces, which others may hold, if it fits there."""
+    form, wanted = ([getattr(one, k, None) for k in ("shape", "dtype")] for one in (current, value))
+    if form == wanted and isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            return current.copy_(value)
+    if form == wanted and isinstance(current, np.ndarray) and isinstance(value, np.ndarray):
+        current[...] = value
+        return current
+    return beside(current, value)
+
+
+def refilled(held: Any, wanted: Any, leaf: Callable[..., object] = beside) -> Any:
+    """Return `wanted`, in the lists, deques and dicts that it replaces, which others may hold.
+
+    `leaf` does the same for what is no such container.
+    """
+    if type(held) is not type(wanted) or held is wanted:
+        return leaf(held, wanted)
+    if isinstance(held, dict):
+        filled = {key: refilled(held.get(key), one, leaf) for key, one in wanted.items()}
+        held.clear()
+        held.update(filled)
+    elif type(held) is list or (type(held) is deque and held.maxlen == wanted.maxlen):
+        pairs = zip_longest([*held][: len(wanted)], wanted)
+        items = [refilled(*pair, leaf) for pair in pairs]
+        held.clear()
+        held.extend(items)
+    else:
+        return leaf(held, wanted)
+    return held
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> list[StateDict]:
@@ -66,7 +89,7 @@ def put_group_options(optimizer: torch.optim.Optimizer, options: Sequence[StateV
     """Put back what `group_options` gave; a script may hold the tensor of a learning rate."""
     for group, values in zip(optimizer.param_groups, options, strict=True):
         for key, value in values.items():
-            group[key] = in_place(group.get(key), value)
+            group[key] = refilled(group.get(key), value, in_place)
 
 
 def graded(weights: Iterable[torch.Tensor]) -> list[str | None]:
@@ -151,7 +174,7 @@ def put_own_values(optimizer: torch.optim.Optimizer, values: StateView) -> None:
                 "none; make it in the optimizer's constructor"
             )
         else:
-            held[name] = value
+            held[name] = refilled(held.get(name), value)
 
 
 def beside_weights(optimizer: torch.optim.Optimizer) -> list[tuple[Any, Any]]:

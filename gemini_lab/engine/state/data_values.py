@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import Sampler
 
 from gemini_lab.engine.contract import StateDict, StateView
+from gemini_lab.engine.frameworks.optimizer_state import in_place, refilled
 from gemini_lab.engine.own_code import is_own_type, variables_around
 from gemini_lab.engine.random_states import GENERATORS, read_generator
 from gemini_lab.engine.state.user_state import OF_PROCESS, keepsakes
@@ -244,26 +245,13 @@ def _weight(value: Any, left: int = _MANY) -> int:
     return found
 
 
-def _put(thing: Any, name: str, wanted: Any) -> None:
-    """Set a thing's value by name; in place if others may hold it, too."""
-    attributes = vars(thing)
-    held = attributes.get(name)
-    is_shaped = isinstance(held, (torch.Tensor, np.ndarray)) and isinstance(wanted, type(held))
-    if is_shaped and held.shape == wanted.shape and held.dtype == wanted.dtype:
-        # A new tensor would leave the workers with the old one in shared memory.
-        held[...] = wanted  # worker processes may share it
-    elif isinstance(held, torch.Tensor) and name in _EPOCHS:
+def _put(thing: object, name: str, wanted: Any) -> None:
+    """Set a thing's value by name; in place, as others may hold it, or workers share its memory."""
+    held = vars(thing).get(name)
+    if isinstance(held, torch.Tensor) and not isinstance(wanted, torch.Tensor) and name in _EPOCHS:
         held.fill_(wanted)  # an older version has the number alone
-    elif type(held) is list and type(wanted) is list:
-        held[:] = wanted
-    elif type(held) is deque and type(wanted) is deque and held.maxlen == wanted.maxlen:
-        held.clear()
-        held.extend(wanted)
-    elif type(held) is dict and type(wanted) is dict:
-        held.clear()
-        held.update(wanted)
     else:
-        attributes[name] = wanted
+        vars(thing)[name] = refilled(held, wanted, in_place)
 
 
 def _is_kind(value: object, kinds: tuple[type, ...] | type) -> bool:

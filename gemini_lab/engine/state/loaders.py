@@ -319,7 +319,7 @@ def reads_ahead(loader: object) -> bool:
     return isinstance(loader, KINDS) and not issubclass(type(loader), KINDS)
 
 
-def watch(loader: Any) -> LoaderWatch:
+def watch(loader: object) -> LoaderWatch:
     """Return the loader's watch; one is made if it has none."""
     found: LoaderWatch | None = loader.__dict__.get(_WATCH)
     return found or LoaderWatch(loader)
@@ -329,7 +329,7 @@ def watch(loader: Any) -> LoaderWatch:
 def _watched(kind: type) -> type:
     """`kind`, but whose iterators are its watch's."""
 
-    def begin(self: Any) -> _Batches:
+    def begin(self: object) -> _Batches:
         found: LoaderWatch = self.__dict__[_WATCH]
         return found.begin()
 

@@ -20,7 +20,13 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
 from gemini_lab.engine.contract import StateDict, Stateful, StateView
-from gemini_lab.engine.frameworks.optimizer_state import graded, is_plain, put_graded
+from gemini_lab.engine.frameworks.optimizer_state import (
+    graded,
+    in_place,
+    is_plain,
+    put_graded,
+    refilled,
+)
 from gemini_lab.engine.frameworks.tensors import to_dtensors, to_shards
 from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.engine.random_states import GENERATORS, Generator, put_generator, read_generator
@@ -135,7 +141,8 @@ class OwnValues:
                 is_other = key not in then and key in vars(part.part) and key not in held
                 if is_other or (key in held and _is_same(held[key], one)):
                     continue
-                vars(part.part)[key] = decode(one) if type(one) is bytes else one
+                value = decode(one) if type(one) is bytes else one
+                vars(part.part)[key] = refilled(vars(part.part).get(key), value)
 
     def _walk(self) -> None:
         """Find all parts: a script may give a model further ones."""
@@ -434,8 +441,12 @@ def _optimizer(thing: torch.optim.Optimizer) -> Keepsake:
         return [weight for group in thing.param_groups for weight in group["params"]]
 
     def put(kept: StateView) -> None:
+        groups, state = thing.param_groups, thing.state
         # A version of an earlier gemini_lab has the state_dict alone.
         _put(thing, kept.get("said", kept))
+        # torch replaces both, and a schedule of the script's own may hold them.
+        thing.param_groups = refilled(groups, thing.param_groups, in_place)
+        thing.state = refilled(state, thing.state, in_place)
         put_graded(trained(), kept.get("graded", []))
 
     return Keepsake(
@@ -460,12 +471,16 @@ def _put(thing: Stateful, state: StateDict) -> None:
 
 
 def refill(kept: StateDict, values: StateView) -> None:
-    """Refill a dict in place; equal values stay, because others may hold them."""
+    """Refill a dict in place, and the containers in it; what is equal stays: others may hold it."""
+    found, wanted = values, dict(values)
     with suppress(UnsupportedError):  # it has what no version could have
-        if encode(kept) == encode(dict(values)):
+        if encode(dict(kept)) == encode(wanted):
             return
+        filled = refilled(dict(kept), wanted)
+        if encode(filled) == encode(wanted):  # else one list, say, was at two places at first
+            found = filled
     kept.clear()
-    kept.update(values)
+    kept.update(found)
 
 
 def _tensor_bytes(state: object) -> int:
