@@ -305,6 +305,34 @@ def with_a_drain() -> ToldRun:
     return run.protect().train(6, 8)
 
 
+def resized(run: ToldRun, members: Sequence[str], version: int) -> ToldRun:
+    """All ranks stop after a version, and go on as another number."""
+    then, run.nodes = run.nodes, len(members)
+    run.recovery += 1
+    run.placement = plan_placement(nodes=run.nodes, replicas=2)
+    run.say_root(
+        events.RecoveryStarted,
+        recovery=run.recovery,
+        epoch=run.epoch + 1,
+        cause=events.RESIZE,
+        failed_at_s=run.now_s,
+        iteration=version,
+    )
+    run.epoch, run.members = run.epoch + 1, list(members)
+    run.say_root(
+        events.RecoveryPlanned,
+        recovery=run.recovery,
+        epoch=run.epoch,
+        version=version,
+        members=tuple(members),
+        reason="cut anew",
+        ranks_then=then,
+    )
+    run.protect().resume(version, known_lost=0)
+    run.say_root(events.Resized, nodes_then=then, nodes=run.nodes, wanted=4, iteration=version + 1)
+    return run
+
+
 def with_a_bug() -> ToldRun:
     """A script that raises in its fourth iteration, every time, until the run is given up."""
     run = ToldRun().protect().train(1, 3).crash(1, known=3, output=TRACEBACK)

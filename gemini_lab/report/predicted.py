@@ -90,7 +90,7 @@ def _recoveries(recoveries: Iterable[Recovery], iteration_s: float) -> dict[str,
     """Return the steps of each recovery that ended, by the failure that struck first."""
     found: dict[str, list[Steps]] = defaultdict(list)
     for recovery in recoveries:
-        if recovery.resumed_at_s is None:
+        if recovery.resumed_at_s is None or recovery.is_planned:
             continue
         struck = [one for one in recovery.injections if one.kind in STRIKES]
         found[struck[0].kind if struck else ""].append(steps_of(recovery, iteration_s))
@@ -132,7 +132,7 @@ def failures_of(run: RunReducer) -> tuple[Outage, ...]:
         places = places or {seats.get(name, 0) for name in recovery.lost_nodes} or {0}
         if recovery.lost_nodes and spares:
             seats[spares.pop(0)] = min(places)
-        if recovery.failed_at_s < begun_s:
+        if recovery.failed_at_s < begun_s or recovery.is_planned:
             continue
         outages.append(
             Outage(
@@ -245,7 +245,9 @@ def _parts(run: RunReducer, times: Times) -> dict[str, float]:
     warm_up_s = sum(
         steps_of(recovery, iteration_s).warm_up_s
         for recovery in run.recoveries.recoveries()
-        if recovery.failed_at_s >= starts_s and recovery.resumed_at_s is not None
+        if recovery.failed_at_s >= starts_s
+        and recovery.resumed_at_s is not None
+        and not recovery.is_planned
     )
     return {
         "training": into.seconds("training", "exposed") + into.seconds("warm_up") - warm_up_s,

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Final, Literal, get_args
 
 from gemini_lab.display import error_line
-from gemini_lab.log.events import PLANNED, Diverged, ResizeRefused
+from gemini_lab.log.events import PLANNED, RESIZE, Diverged, ResizeRefused
 from gemini_lab.recovery.faults import is_of_the_network
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.seats import listed
@@ -189,6 +189,9 @@ class Recovery:
             return told if several == 1 else f"{several} failures in one: {told}"
         if self.refused:
             return f"resize to {', '.join(str(one.nodes) for one in self.refused)} nodes, refused"
+        then, now = len(self.before), len(self.members)
+        if self.cause == RESIZE and then and now:
+            return f"resize from {then} to {now} nodes"
         where = f" ({', '.join(self.lost_nodes)})" if self.lost_nodes else ""
         return (self.cause.replace("_", " ") or "a failure") + where
 
@@ -226,6 +229,16 @@ class Recovery:
     def is_planned(self) -> bool:
         """Whether it was asked for, such as a drain."""
         return self.cause in PLANNED
+
+
+def done_again(recoveries: Sequence[Recovery]) -> str:
+    """Return how many iterations were done a second time after these recoveries, in words."""
+    by_all = sum(one.lost_iterations for one in recoveries)
+    more = sum(one.lost_by_any for one in recoveries) - by_all
+    if not by_all and not more:
+        return "less than one iteration done again"
+    whole = f"{by_all:,} whole iteration{'s'[: by_all != 1]} done again"
+    return f"{whole}, {more:,} more on some ranks" if more else whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from gemini_lab.report.recovery import (
     WorkerExit,
     culprit_of,
     culprits,
+    done_again,
     kept_words,
 )
 from gemini_lab.report.tables.time_breakdown import TimeShares
@@ -168,8 +169,8 @@ def _repeated(recovery: Recovery, ink: Ink) -> Iterator[str]:
             yield from _wrapped(f"DIVERGED: {one}", "  !! ", ink)
     elif recovery.compared:
         yield from _wrapped(
-            f"done again and compared bit by bit: {_count(recovery.compared, 'iteration')} of "
-            "ranks, none differs",
+            f"done again and compared bit by bit: {_count(recovery.compared, 'iteration')}, summed "
+            "over ranks; none differs",
             "  ",
             ink,
         )
@@ -220,8 +221,8 @@ def _recovery(
     if recovery.wasted_s is not None and recovery.lost_progress_s is not None:
         yield from _wrapped(
             f"wasted {format_seconds(recovery.wasted_s)}: "
-            f"{format_seconds(recovery.lost_progress_s)} of training ({_lost(recovery)}) and "
-            f"{format_seconds(recovery.retrieval_s)} of retrieval",
+            f"{format_seconds(recovery.lost_progress_s)} of training "
+            f"({done_again([recovery])}) and {format_seconds(recovery.retrieval_s)} of retrieval",
             "  ",
             ink,
         )
@@ -231,12 +232,6 @@ def _is_told(recovery: Recovery) -> bool:
     """Return whether its workers ended by a refusal of ours, which says all that their lines do."""
     first = culprit_of(recovery.exits)
     return bool(recovery.refused and first and first.error.startswith("gemini_lab.errors."))
-
-
-def _lost(recovery: Recovery) -> str:
-    text = _count(recovery.lost_iterations, "whole iteration")
-    more = recovery.lost_by_any - recovery.lost_iterations
-    return text + (f", {more} more on some ranks" if more else "")
 
 
 def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS) -> Iterator[str]:

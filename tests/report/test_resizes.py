@@ -1,42 +1,13 @@
 """A run that went on with another number of nodes, in tables and in its report."""
 
-from told_runs import ToldRun
+from told_runs import ToldRun, resized
 
 from gemini_lab.log import events
-from gemini_lab.placement import plan_placement
 from gemini_lab.report import build_report
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.recoveries import losses
 from gemini_lab.report.tables.status import status
 from gemini_lab.report.text import render
-
-
-def resized(run, members, version):
-    """All ranks stop after a version, and go on as another number."""
-    then, run.nodes = run.nodes, len(members)
-    run.recovery += 1
-    run.placement = plan_placement(nodes=run.nodes, replicas=2)
-    run.say_root(
-        events.RecoveryStarted,
-        recovery=run.recovery,
-        epoch=run.epoch + 1,
-        cause=events.RESIZE,
-        failed_at_s=run.now_s,
-        iteration=version,
-    )
-    run.epoch, run.members = run.epoch + 1, list(members)
-    run.say_root(
-        events.RecoveryPlanned,
-        recovery=run.recovery,
-        epoch=run.epoch,
-        version=version,
-        members=tuple(members),
-        reason="cut anew",
-        ranks_then=then,
-    )
-    run.protect().resume(version, known_lost=0)
-    run.say_root(events.Resized, nodes_then=then, nodes=run.nodes, wanted=4, iteration=version + 1)
-    return run
 
 
 def smaller():

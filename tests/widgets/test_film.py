@@ -8,6 +8,7 @@ import pytest
 from gemini_lab_widgets.pictures.film import AFTER_S, LEAST_S, MOST_NODES, film, scenes
 from told_runs import recorded
 
+from gemini_lab.log.events import RESIZE
 from gemini_lab.report.recovery import Injection, Recovery
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 
@@ -55,6 +56,19 @@ def test_the_film_says_of_a_worker_that_hangs_that_it_hangs_and_not_that_it_is_g
     assert ">worker hang<" in drawn
     assert "its worker is gone" not in drawn
     assert "died" not in drawn
+
+
+def test_a_resize_shows_who_comes_and_who_goes_and_calls_nobody_dead(recoveries):
+    nodes = ("node-0", "node-1", "node-2")
+    for before, after in ((nodes, nodes[:2]), (nodes[:2], nodes)):
+        told = replace(recoveries[1], cause=RESIZE, injections=(), exits=(), lost_nodes=())
+        drawn = film(replace(told, before=before, members=after)).svg()
+        assert 'class="dead"' not in drawn
+        assert "✕" not in drawn
+        assert f"resize from {len(before)} to {len(after)} nodes" in drawn
+        assert f"{len(after)} nodes in place of {len(before)}; workers start again" in drawn
+        assert drawn.count('class="live"') == 3
+    assert 'class="dead"' in film(recoveries[0]).svg()
 
 
 def test_what_is_marked_is_seen_in_its_time_and_the_last_picture_where_nothing_moves(recoveries):

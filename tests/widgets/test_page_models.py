@@ -80,7 +80,7 @@ def test_all_views_show_the_same_moment(log: Path) -> None:
     assert "recovering" in look(page)
     assert MARKS["recovering"] in page._sheet.views["replicas"].ring.text
     assert page._sheet.views["curves"].marks.data["x"] == [10]
-    assert ">recovery 1: under way<" in page._sheet.views["recovery"].bars.text
+    assert ", under way<" in page._sheet.views["recovery"].bars.text
     start_s = page._shown.store.run.course.started_at_s
     assert page._timeline.pump._traffic is page._shown.store.traffic
     assert page._moment_s == start_s + 12.0

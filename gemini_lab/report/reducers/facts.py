@@ -30,6 +30,7 @@ from gemini_lab.log.events import (
     Rewound,
     RunFailed,
     RunFinished,
+    RunStarted,
     ShardRestored,
     StacksTaken,
     SumsVerified,
@@ -99,9 +100,19 @@ class Sizes:
         self.found: deque[Resized] = deque(maxlen=MOST_KEPT)
         # Why it is not the size that it is to be; empty if it is, or nothing was said.
         self.waits_for = ""
+        # Of the iterations that count: from which on there were how many nodes, in order.
+        self.nodes: list[tuple[int, int]] = []
+        self._epoch = 0
 
     def take(self, entry: Entry) -> None:
         match entry.event:
+            case RunStarted(nodes=nodes) if not self.nodes:
+                self.nodes.append((0, whole(nodes)))
+            case RecoveryPlanned() as plan if plan.epoch >= self._epoch:
+                self._epoch, first = whole(plan.epoch), whole(plan.version or 0) + 1
+                self.nodes = [one for one in self.nodes if one[0] < first]
+                if not self.nodes or self.nodes[-1][1] != len(plan.members):
+                    self.nodes.append((first, len(plan.members)))
             case Resized() as said:
                 whole(said.nodes)
                 self.found.append(said)

@@ -38,8 +38,8 @@ from gemini_lab.report.reducers.iterations import Divergences
 from gemini_lab.report.reducers.rank_progress import Reached
 from gemini_lab.report.reducers.spans import STRIKES, Seated, Spans, lost_training
 
-MarkKind = Literal["injected", "noticed", "lost", "recovery"]
-"""Of what is marked: noticed is a failure, lost a node that is gone."""
+MarkKind = Literal["injected", "noticed", "planned", "lost", "recovery"]
+"""Of what is marked: noticed is a failure, planned no failure, lost a node that is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +73,11 @@ class Marks:
             case NodeLost(name=name):
                 self._mark("lost", at_s, f"{name} is gone", lane=name)
             case NodeLeaving(name=name):
-                self._mark("noticed", at_s, f"{name} is to go", lane=name)
+                self._mark("planned", at_s, f"{name} is to go", lane=name)
             case NodeDrained(name=name):
-                self._mark("noticed", at_s, f"{name} has no ranks left", lane=name)
+                self._mark("planned", at_s, f"{name} has no ranks left", lane=name)
             case Resized() | ReplicasPlaced() | ResizeRefused():
-                self._mark("noticed", at_s, f"{event}")
+                self._mark("planned", at_s, f"{event}")
             case WorkerExited() | WorkerHung():
                 what = "exited" if isinstance(event, WorkerExited) else "hangs"
                 self._mark("noticed", at_s, f"rank {event.rank} on {node} {what}", lane=node)

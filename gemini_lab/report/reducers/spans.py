@@ -59,6 +59,7 @@ class Downtime:
     failed_s: float  # when it struck, where the injector said so, else when it was noticed
     resumed_s: float  # when the first iteration after it had ended; infinite while it goes on
     version: int | None  # what was loaded; 0 for the start, `None` where nothing was planned
+    is_planned: bool = False  # whether somebody asked for it: nothing failed
 
 
 @dataclass(slots=True)
@@ -143,6 +144,7 @@ class Spans:
                     failed_s=min(*struck, noticed_s) if struck else noticed_s,
                     resumed_s=told.resumed_s,
                     version=None if told.plan is None else told.plan[1],
+                    is_planned=told.is_planned,
                 )
             )
             after_s = told.resumed_s if told.resumed_s < NEVER else after_s

@@ -1,8 +1,10 @@
 """The three questions that a reader of a run asks first, each answered in words."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Final, Literal
 
+from gemini_lab.report.recovery import done_again
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.iterations import CurveTable, IterationTable, Match
 from gemini_lab.report.tables.recoveries import Losses
@@ -26,7 +28,7 @@ def answers(
     return (
         _numbers(run, losses, curves),
         _checkpoints(run, iterations, spent),
-        _failures(losses, spent),
+        _failures(run, losses, spent),
     )
 
 
@@ -53,10 +55,13 @@ def _numbers(run: RunReducer, losses: Losses, curves: CurveTable) -> HeadlineAns
         if match.first is not None:
             return say("no", said(match), "bad")
     again = sum(one.compared for one in losses.recoveries)
-    redone = f"{again:,} iterations of ranks done again, none differs" if again else ""
+    redone = f"{again:,} iterations done again (summed over ranks), none differs" if again else ""
     if compared:
-        detail = "; ".join(said(one) for one in compared)
-        return say("yes", f"{detail}; {redone}" if redone else detail, "good")
+        parts = [said(one) for one in compared]
+        if any(one.resized is not None for one in compared):
+            parts.append("on another number of nodes sums are added in another order")
+            return say("yes, until a resize", "; ".join(filter(None, [*parts, redone])), "good")
+        return say("yes", "; ".join(filter(None, [*parts, redone])), "good")
     if redone:
         return say("yes, as far as compared", redone, "good")
     alone = "no other run of the same job is here"
@@ -68,10 +73,13 @@ def _numbers(run: RunReducer, losses: Losses, curves: CurveTable) -> HeadlineAns
 def said(match: Match) -> str:
     """Return whether a value was the same in an earlier run, in words."""
     what = "losses" if match.name == "loss" else f"values of {match.name}"
+    if not match.compared and match.resized is not None:
+        return f"no {what} to compare with {match.run}: it had another number of nodes"
     if not match.compared:
         return f"no {what} to compare with {match.run}: no iteration has one in both runs"
     if match.first is None:
-        return f"{match.compared:,} {what}, all bit-identical to {match.run}"
+        until = "" if match.resized is None else f" up to iteration {match.resized - 1:,}"
+        return f"{match.compared:,} {what}, all bit-identical to {match.run}{until}"
     number, mine, theirs = match.first
     return (
         f"not the same as {match.run}: of {match.compared:,} {what} the first that differs is in "
@@ -94,26 +102,27 @@ def _checkpoints(run: RunReducer, iterations: IterationTable, spent: TimeShares)
     return say(percent(waited_s / trained_s), f"{waited} for its checkpoints")
 
 
-def _failures(losses: Losses, spent: TimeShares) -> HeadlineAnswer:
+def _failures(run: RunReducer, losses: Losses, spent: TimeShares) -> HeadlineAnswer:
     say = _asked("What did failures cost?", "recoveries")
-    if not losses.total:
-        return say("nothing", "no failure")
-    moves = [one for one in losses.recoveries if one.is_planned]
-    moved_s = sum((one.duration_s or 0.0) + (one.lost_progress_s or 0.0) for one in moves)
-    moved = f"{len(moves)} planned move{'s'[: len(moves) > 1]} took {format_seconds(moved_s)}"
-    failures = losses.total - len(moves)
+    outages = run.spans.outages()
+    moves = sum(one.is_planned for one in outages)
+    moved_s = format_seconds(spent.seconds("planned"))
+    moved = f"; {moves:,} planned move{'s'[: moves > 1]} took {moved_s}" if moves else ""
+    failures = len(outages) - moves
     if not failures:
-        return say("nothing", f"no failure; {moved}")
-    cost_s = max(0.0, spent.seconds(*FAILURES) - moved_s)
+        return say("nothing", f"no failure{moved}")
+    cost_s = spent.seconds(*FAILURES)
     parts = sorted((r for r in spent.rows if r.part in FAILURES), key=lambda row: -row.seconds)
     named = ", ".join(f"{row.label} {format_seconds(row.seconds)}" for row in parts[:LARGEST])
-    is_open = any(one.resumed_at_s is None for one in losses.recoveries[-1:])
-    so_far = ", and the newest recovery has not ended" if is_open else ""
+    so_far = ", and the newest recovery has not ended" if outages[-1].resumed_s == inf else ""
+    struck = [one for one in losses.recoveries if not one.is_planned]
+    newest = f"in the newest {len(struck):,} recoveries " if len(struck) < failures else ""
+    again = f"; {newest}{done_again(struck)}"
     times = f"{failures:,} x " if failures > 1 else ""
     in_all = f"{format_seconds(cost_s)} in all, " if failures > 1 else ""
     return say(
         f"{times}{format_seconds(cost_s / failures)}",
-        f"{in_all}mostly {named}{so_far}{f'; {moved}' if moves else ''}",
+        f"{in_all}mostly {named}{so_far}{again}{moved}",
     )
 
 

@@ -35,6 +35,9 @@ class Match:
     # The first iteration that differs, and the mean in this run and in the other; `None` where none
     # does.
     first: tuple[int, float, float] | None
+    # The first iteration that the two did on different numbers of nodes, so that its sums are added
+    # in another order; `None` where there is none. It is not compared, and none after it.
+    resized: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ def curves(
     names, until = run.logged.names, run.reached.done()
     mine = {name: run.logged.told(name, until=until) for name in names}
     theirs = [
-        (one.name, name, one.logged.told(name, until=one.reached.done()))
+        (one, name, one.logged.told(name, until=one.reached.done()))
         for one in earlier
         for name in names
         if name in one.logged.names
@@ -114,26 +117,50 @@ def curves(
             notes.append(
                 f"{name} was no finite number {odd.size} times, first in iteration {odd[0]}"
             )
+    notes += [
+        f"from iteration {first:,} on {one.name} has another number of nodes, which adds sums in "
+        "another order: later values are not compared with it"
+        for one in earlier
+        if (first := parted(run, one)) is not None
+    ]
     if run.logged.left_out:
         notes.append(f"only the first {len(names)} names are shown")
     return CurveTable(
         curves=(
             *(_curve(name, "", told, each) for name, told in mine.items()),
-            *(_curve(name, other, told, each) for other, name, told in theirs),
+            *(_curve(name, one.name, told, each) for one, name, told in theirs),
         ),
         marks=tuple(marks),
-        matches=tuple(match(name, mine[name], told, run=other) for other, name, told in theirs),
+        matches=tuple(
+            match(name, mine[name], told, run=one.name, resized=parted(run, one))
+            for one, name, told in theirs
+        ),
         ranks=run.course.ranks,
         notes=tuple(notes),
         is_simulated=run.course.is_simulated,
     )
 
 
-def match(name: str, mine: LoggedValues, theirs: LoggedValues, *, run: str) -> Match:
+def parted(run: RunReducer, other: RunReducer) -> int | None:
+    """Return the first iteration that two runs did on different numbers of nodes."""
+    sizes = run.sizes.nodes, other.sizes.nodes
+    for iteration in sorted({iteration for one in sizes for iteration, _ in one}):
+        mine, theirs = ([nodes for begin, nodes in one if begin <= iteration] for one in sizes)
+        if mine and theirs and mine[-1] != theirs[-1]:
+            return iteration
+    return None
+
+
+def match(
+    name: str, mine: LoggedValues, theirs: LoggedValues, *, run: str, resized: int | None = None
+) -> Match:
     """Return whether two runs logged the same, in the iterations that both have."""
     both, here, there = np.intersect1d(
         mine.numbers, theirs.numbers, assume_unique=True, return_indices=True
     )
+    if resized is not None:
+        alike = both < resized
+        both, here, there = both[alike], here[alike], there[alike]
     differs = np.flatnonzero(mine.digests[here] != theirs.digests[there])
     first = None
     if differs.size:
@@ -145,6 +172,7 @@ def match(name: str, mine: LoggedValues, theirs: LoggedValues, *, run: str) -> M
         compared=int(np.minimum(mine.counts[here], theirs.counts[there]).sum()),
         iterations=int(both.size),
         first=first,
+        resized=resized,
     )
 
 

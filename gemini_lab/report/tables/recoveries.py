@@ -30,13 +30,15 @@ class RecoveryRow:
     label: str  # for the axis; unique in its table
     origin: Origin
     cause: str  # what failed, or what the model assumes
-    # In order of time, in seconds since the failure; the lost progress, to be done again, is last.
+    # In order of time, in seconds since the failure or the planned stop; the lost progress, to be
+    # done again, is last.
     steps: tuple[Step, ...]
     # From the failure to the end of the first iteration; `None` while it lasts.
     down_s: float | None
     wasted_s: float | None  # lost progress and retrieval; `None` while unknown
     lost_iterations: int
     source: str
+    is_planned: bool = False  # whether somebody had asked for it: nothing failed
     error: str = ""  # which worker raised what, if one did
     output: tuple[str, ...] = ()
 
@@ -47,7 +49,7 @@ class RecoveryTable:
 
     # This run's newest ones first in order of time, then others, then the model.
     rows: tuple[RecoveryRow, ...]
-    total: int  # recoveries of this run, shown or not
+    total: int  # recoveries of this run, planned moves among them, shown or not
     notes: tuple[str, ...]
     # The last one of this run that is over, with all that is known of it.
     newest: Recovery | None = None
@@ -206,6 +208,7 @@ def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
         wasted_s=recovery.wasted_s,
         lost_iterations=recovery.lost_iterations,
         source=recovery.source,
+        is_planned=recovery.is_planned,
         error="" if gone is None else str(gone),
         output=() if gone is None or gone.is_from_outside else gone.output,
     )
@@ -213,7 +216,7 @@ def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
 
 def _baseline(mine: Losses) -> RecoveryRow | None:
     """Return the last recovery as it would be from the persistent tier, by Eq. (1)."""
-    done = [r for r in mine.recoveries if r.duration_s is not None and r.steps]
+    done = [r for r in mine.recoveries if r.duration_s is not None and r.steps and not r.is_planned]
     model = mine.persistent
     if model is None or not done:
         return None

@@ -28,6 +28,7 @@ Part = Literal[
     "retrieve",
     "warm_up",
     "waiting",
+    "planned",
     "other",
 ]
 
@@ -85,6 +86,7 @@ PARTS: Final[dict[Part, tuple[str, str]]] = {
     "retrieve": ("retrieval", "shards are fetched, checked and loaded"),
     "warm_up": ("warm-up", "the first iteration after a recovery, up to its end"),
     "waiting": ("waiting", "for a machine, or for newer versions that may come back"),
+    "planned": ("planned moves", "drains, resizes and new replicas that somebody asked for"),
 }
 """Each part in words, and where its seconds come from; later ones win over earlier ones."""
 FAILURES: Final[tuple[Part, ...]] = (
@@ -98,7 +100,14 @@ FAILURES: Final[tuple[Part, ...]] = (
     "waiting",
 )
 """What failures cost."""
-SHOWN: Final[tuple[Part, ...]] = ("training", "exposed", *FAILURES, "first_start", "other")
+SHOWN: Final[tuple[Part, ...]] = (
+    "training",
+    "exposed",
+    *FAILURES,
+    "planned",
+    "first_start",
+    "other",
+)
 """In the order of a bar."""
 
 
@@ -142,6 +151,7 @@ def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDA
         ]
     spans["detect"] = [*spans["detect"], *((one.failed_s, one.noticed_s) for one in outages)]
     spans["waiting"] = [*spans["waiting"], *run.spans.waits()]
+    spans["planned"] = [(one.failed_s, one.resumed_s) for one in outages if one.is_planned]
     return {
         "first_start": np.array([[start_s, began_s]]),
         "training": np.stack([starts_s, ends_s], axis=1),

@@ -1,6 +1,7 @@
 // Below the lanes: the axis of time, and the strip of the whole run with the window as a brush.
 
 import { STRIP } from "./frame.js";
+import { inkOf } from "./marks.js";
 import { OVERVIEW } from "./overview.js";
 import { SMALL } from "./pen.js";
 import { clock, niceStep } from "./text.js";
@@ -73,7 +74,7 @@ function drawStripMarks({ c, run, frame, theme }) {
   const extent = run.extent();
   for (const mark of run.marks) {
     const isRecovery = mark.kind === "recovery", x = frame.stripX(mark.start_s, extent);
-    c.fillStyle = isRecovery ? theme.restore : theme.failure;
+    c.fillStyle = isRecovery ? theme.restore : inkOf(mark, theme);
     c.globalAlpha = isRecovery ? 0.5 : 1;
     const until = isRecovery ? frame.stripX(mark.end_s ?? extent[1], extent) : x;
     c.fillRect(x, frame.stripTop + 1, Math.max(1.5, until - x), STRIP - 2);

@@ -1,4 +1,5 @@
-// What lies over the lanes: failures, recoveries, lost nodes, and the selected bar's way.
+// What lies over the lanes: failures, planned moves, recoveries, lost nodes, and the selected
+// bar's way.
 
 import { TRANSFER } from "./kinds.js";
 import { TOP } from "./frame.js";
@@ -40,9 +41,14 @@ function drawRecovery({ c, run, frame, theme }, mark) {
   c.fillRect(x, TOP - 3, width, 3);
 }
 
+// Nobody takes what was asked for as a failure.
+export function inkOf(mark, theme) {
+  return mark.kind === "planned" ? theme.muted : theme.failure;
+}
+
 function drawMoment({ c, frame, theme }, mark) {
   const x = Math.round(frame.x(mark.start_s)) + 0.5;
-  c.strokeStyle = theme.failure;
+  c.strokeStyle = inkOf(mark, theme);
   c.lineWidth = mark.kind === "injected" ? 2 : 1;
   c.setLineDash(mark.kind === "injected" ? [] : [3, 3]);
   c.beginPath();
@@ -74,24 +80,25 @@ function drawLoss({ c, run, frame, theme }, mark) {
   c.fillText(words, from + 10, y + h / 2);
 }
 
-// The failures to be told in words: a loss only where nothing near it says more.
+// The marks to be told in words: a loss only where nothing near it says more.
 export function toldMarks(marks) {
-  const told = marks.filter((mark) => mark.kind === "injected" || mark.kind === "noticed");
+  const told = marks.filter((mark) => mark.kind !== "recovery" && mark.kind !== "lost");
   const alone = marks.filter((mark) => mark.kind === "lost"
     && !told.some((other) => Math.abs(other.start_s - mark.start_s) < NEAR_S));
   return [...told, ...alone].sort((a, b) => a.start_s - b.start_s);
 }
 
-// Words over failures, where they do not run into one another.
+// Words over marks, where they do not run into one another.
 function drawMarkWords({ c, run, frame, theme }) {
   c.font = SMALL;
   c.textAlign = "left";
   let free = frame.gutter;
   for (const mark of toldMarks(run.marks)) {
-    const x = frame.x(mark.start_s), words = `✕ ${mark.text}`, width = c.measureText(words).width;
+    const x = frame.x(mark.start_s), sign = mark.kind === "planned" ? "◆" : "✕";
+    const words = `${sign} ${mark.text}`, width = c.measureText(words).width;
     const at = Math.min(x - 4, frame.right - width);
     if (x < frame.gutter || x > frame.right || at < free) continue;
-    c.fillStyle = theme.failure;
+    c.fillStyle = inkOf(mark, theme);
     c.fillText(words, at, 8);
     free = at + width + 10;
   }

@@ -12,7 +12,7 @@ from math import cos, pi, sin
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.report.recovery import Recovery, Step
+from gemini_lab.report.recovery import Recovery, Step, done_again
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import (
     BLUE,
@@ -142,7 +142,7 @@ class Film:
         before = told.before or told.members
         places = _places(told)
         stop = self._when("fence", at_end=False) or self._when("start", at_end=False)
-        seat = self._when("start", at_end=False)
+        seat, end = self._when("start", at_end=False), self._length_s
         train = self._when("warm_up", at_end=False) or self._length_s - AFTER_S
         struck = self._when("detect", at_end=False)
         hit = {one.node: "its worker is gone" for one in told.exits[:1]}
@@ -152,21 +152,25 @@ class Film:
         yield from self._arrows(spots, load)
         for position, (x, y) in spots.items():
             old, new = _at(before, position), _at(told.members, position)
-            is_gone = old != new or old in told.lost_nodes
+            is_dead = old in told.lost_nodes or bool(old and old != new and not told.is_planned)
             circle = f'cx="{x:.1f}" cy="{y:.1f}" r="{NODE}"'
-            yield f'<circle {circle} class="live"/>'
-            yield f'<circle {circle} class="still" {_on((stop, train))}/>'
-            if is_gone:
+            here = (0.0 if old else seat, end if new else seat)
+            yield f'<circle {circle} class="live" {_on(None if old and new else here)}/>'
+            stands = (max(stop, here[0]), min(train, here[1]))
+            yield f'<circle {circle} class="still" {_on(stands)}/>'
+            if is_dead:
                 yield f'<circle {circle} class="dead" {_on((struck, seat))}/>'
-                on = (seat, self._length_s)
-                yield _text(x, y + 5, _brief(old), anchor="middle", css="on", on=(0, struck))
                 yield _text(x, y + 6, "✕", anchor="middle", css="on", size=20, on=(struck, seat))
-                yield _text(x, y + 5, _brief(new), anchor="middle", css="on", on=on)
+            if is_dead or old != new:
+                for node, on in ((old, (0, struck if is_dead else seat)), (new, (seat, end))):
+                    if node:
+                        yield _text(x, y + 5, _brief(node), anchor="middle", css="on", on=on)
                 continue
             if old in hit:
                 words, at_y = hit[old], y + NODE + 15
                 yield _text(x, at_y, words, anchor="middle", css="dim", size=12, on=(struck, seat))
-            yield _text(x, y + 5, _brief(new), anchor="middle", css="on")
+            if new:
+                yield _text(x, y + 5, _brief(new), anchor="middle", css="on")
 
     def _arrows(
         self, spots: dict[int, tuple[float, float]], on: tuple[float, float]
@@ -211,9 +215,9 @@ def scenes(recovery: Recovery) -> list[Scene]:
         title = f"{step.label}: {format_seconds(step.duration_s)}"
         found.append(Scene(step.name, start_s, start_s + shown_s, title, _says(step, recovery)))
     start_s = found[-1].end_s
-    again = f"training again, from {recovery.source}"
+    again = f"training again: {recovery.source}"
     if recovery.lost_iterations:
-        again += f"; {recovery.lost_iterations} done again"
+        again += f"; {done_again([recovery])}"
     found.append(Scene("", start_s, start_s + AFTER_S, "training", again))
     return found
 
@@ -227,9 +231,11 @@ def _says(step: Step, recovery: Recovery) -> str:
     if step.name == "plan" and recovery.version is not None:
         return f"the root agent picks {recovery.source}"
     if step.name == "start":
+        then, now = len(recovery.before or recovery.members), len(recovery.members)
         pairs = zip(recovery.before, recovery.members, strict=False)
-        new = [f"{one} replaces {old}" for old, one in pairs if old != one and one]
-        return "; ".join([*filter(None, [", ".join(new[:2])]), "workers start again"])
+        new = [f"{one} replaces {old}" for old, one in pairs if old and one and old != one][:2]
+        new = [f"{now} nodes in place of {then}"] if now != then else new
+        return "; ".join([*filter(None, [", ".join(new)]), "workers start again"])
     if step.name == "retrieve" and recovery.tier == "persistent":
         return f"shards are loaded from {STORE}"
     return SAYS.get(step.name, step.label)
@@ -249,8 +255,8 @@ def _at(members: Sequence[str | None], position: int) -> str | None:
     return members[position] if position < len(members) else None
 
 
-def _brief(node: str | None) -> str:
-    return "-" if node is None else node.removeprefix("node-")[-4:]
+def _brief(node: str) -> str:
+    return node.removeprefix("node-")[-4:]
 
 
 def _middle() -> tuple[float, float]:

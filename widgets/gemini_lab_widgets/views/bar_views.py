@@ -43,7 +43,7 @@ class RecoveryView(BarsView):
     """A bar for each recovery; its steps have the names of the paper's Fig. 14."""
 
     title: ClassVar[str] = "Recoveries"
-    AXIS: ClassVar[str] = "seconds since the failure"
+    AXIS: ClassVar[str] = "seconds since training stopped"
 
     def _build(self) -> Sequence[Any]:
         self.errors = Div(
@@ -104,20 +104,24 @@ def _parts(row: RecoveryRow) -> list[BarPart]:
     ]
 
 
-def _lasts(*, is_over: bool) -> str:
-    """Return what became of a recovery without an end: if the run is over, it never ended."""
-    return "failed" if is_over else "under way"
+def _took(row: RecoveryRow, *, is_over: bool) -> str:
+    """Return how long a recovery took; if the run is over, one without an end has failed."""
+    if row.down_s is None:
+        return "failed" if is_over else "under way"
+    return f"{format_seconds(row.down_s)} {'paused' if row.is_planned else 'down'}"
 
 
 def _above(row: RecoveryRow, *, is_over: bool, is_brief: bool = False) -> str:
     """Return the label above a bar; briefly if there is little room."""
     origin = "" if row.origin == "measured here" else f" ({row.origin})"
     name = shown(row.label, longest=20 if is_brief else 34)
-    if row.down_s is None:
-        return f"{name}: {_lasts(is_over=is_over)}{origin}"
-    is_untold = is_brief or row.wasted_s is None
-    wasted = "" if is_untold else f", wasted {format_seconds(row.wasted_s or 0.0)}"
-    return f"{name}: {format_seconds(row.down_s)} down{wasted}{origin}"
+    if row.origin != "model" and (row.is_planned or not is_brief):
+        name += f": {shown(row.cause, longest=40)}"
+    return (
+        f"{name}, {_took(row, is_over=is_over)}"
+        + ("" if is_brief or row.wasted_s is None else f", wasted {format_seconds(row.wasted_s)}")
+        + origin
+    )
 
 
 def describe(table: RecoveryTable, *, is_over: bool = False) -> str:
@@ -127,9 +131,6 @@ def describe(table: RecoveryTable, *, is_over: bool = False) -> str:
         return "No recovery."
     newest = [row for row in mine if row.label.startswith("recovery")][-1:] or mine[-1:]
     row = newest[0]
-    lasted = _lasts(is_over=is_over)
-    if row.down_s is not None:
-        lasted = f"{format_seconds(row.down_s)} down"
     parts = ", ".join(
         f"{step.label} {format_seconds(step.end_s - step.start_s)}" for step in row.steps
     )
@@ -138,7 +139,7 @@ def describe(table: RecoveryTable, *, is_over: bool = False) -> str:
     redo = f"; {lost} iteration{'s' if lost != 1 else ''} done again" if lost else ""
     return (
         f"{table.total} in all. The newest, {row.label}: {row.cause}; {row.source}; "
-        f"{lasted}{times}{redo}."
+        f"{_took(row, is_over=is_over)}{times}{redo}."
     )
 
 

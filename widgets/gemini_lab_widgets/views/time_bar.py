@@ -24,6 +24,7 @@ STYLES: Final[dict[Part, tuple[str, str]]] = {
     "retrieve": (COLOURS["retrieve"], ""),
     "warm_up": (COLOURS["warm_up"], ""),
     "waiting": (COLOURS["reserve"], ""),
+    "planned": (COLOURS["reserve"], "cross"),
     "first_start": (GREEN, "cross"),
     "other": (LIGHT.paper, ""),
 }
@@ -118,6 +119,7 @@ def summary(table: TimeShares) -> str:
         ("training", table.share("training")),
         ("checkpoints", table.share("exposed")),
         ("recoveries", table.share(*FAILURES)),
+        *([("planned moves", moved)] if (moved := table.share("planned")) else []),
         ("the first start", table.share("first_start")),
         ("other", table.share("other")),
     )
