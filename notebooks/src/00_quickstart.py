@@ -138,6 +138,8 @@ failed
 killed = {one.node: each for each in failed.recoveries for one in each.injections}
 lost_node = killed[order.node]
 fetching.came_out("yes" if lost_node.retrieval_s > lost_node.duration_s / 10 else "no")
+
+# %%
 lost_node
 
 # %% [markdown]

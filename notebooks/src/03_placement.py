@@ -131,6 +131,8 @@ grows
 # %%
 growing = [float(chances.recovery_probability(plan_placement(nodes=n), 2)) for n in (8, 128)]
 grows.came_out("rises" if growing[1] > growing[0] else "falls")
+
+# %%
 fig09.figure()
 
 # %% [markdown]

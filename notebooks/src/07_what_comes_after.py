@@ -50,6 +50,8 @@ answer = plan(**yours, failures_per_node_per_day=failures / 1000)
 
 # %%
 in_memory.came_out(f"{answer.memory_needed_bytes / 2**30:.0f}")
+
+# %%
 answer
 
 # %% [markdown]
@@ -124,6 +126,7 @@ def delay_s(gbit_per_s, replicas=2):
 
 # %%
 links = [10 * 1.1**i for i in range(34)]
+begins.came_out("at once")
 
 # %%
 _, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
@@ -133,7 +136,6 @@ for replicas, colour in ((2, "C0"), (3, "C1"), (4, "C2")):
 axes.set(xlabel="a machine's link, Gbit/s", ylabel="iteration longer by, %")
 axes.set_xticks([10, 20, 50, 100, 200], ["10", "20", "50", "100", "200"])
 axes.legend(frameon=False)
-begins.came_out("at once")
 
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>
@@ -204,6 +206,7 @@ def ratio(policy, hours, standbys=0):
 # %%
 hours = (0.1, 0.5, 1, 2, 4, 8)
 ways = {"no standby": (gemini, 0), "one standby": (gemini, 1), "going on with fewer": (shrink, 0)}
+waits.came_out(f"{ratio(gemini, 4):.0%}")
 
 # %%
 _, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
@@ -212,7 +215,6 @@ for label, (policy, standbys) in ways.items():
     axes.plot(hours, share, "o-", label=f"{label} (simulation)")
 axes.set(xlabel="hours until a new machine is there", ylabel="effective ratio, %")
 axes.legend(frameon=False)
-waits.came_out(f"{ratio(gemini, 4):.0%}")
 
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>

@@ -90,11 +90,13 @@ def hasty(state, event, cluster):
 # %%
 found = attack(hasty, within_s=seconds)
 first.came_out(found.case)
-found
 
 # %% [markdown]
-# Read it from the top: a line for each node, and an arrow for each message. Try the same case with
+# Read the case from the top: a line for each node, and an arrow for each message. Try it with
 # another function: `found.replay(mine)` returns `None` if that one survives.
+
+# %%
+found
 
 # %% [markdown]
 # ## Exercise 1

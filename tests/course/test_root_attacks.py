@@ -189,7 +189,7 @@ def overlooks_the_second(state, event, cluster):
     ("wrong", "shape", "why"),
     [
         (first_recoveries, LONG, "the root waits though the newest version is at hand"),
-        (tires_of_waiting, SPARE, "root= starts workers, and position 1 has no machine"),
+        (tires_of_waiting, SPARE, "your function starts workers, and position 1 has no machine"),
         (overlooks_the_second, ALONE, "the run never ends"),
     ],
 )

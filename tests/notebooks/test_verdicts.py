@@ -215,7 +215,7 @@ WRONG = [
         "lab_08",
         1,
         HASTY,
-        "not yet: with 2 nodes and 1 standby; node-0 loses its worker: root= starts",
+        "not yet: with 2 nodes and 1 standby; node-0 loses its worker: your function starts",
     ),
     (
         "lab_08",
@@ -228,7 +228,7 @@ WRONG = [
         "lab_08",
         2,
         HASTY.replace("decide", "mine"),
-        "not yet: with 2 nodes and 1 standby; node-0 loses its worker: root= starts",
+        "not yet: with 2 nodes and 1 standby; node-0 loses its worker: your function starts",
     ),
     (
         "lab_08",

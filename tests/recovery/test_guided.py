@@ -48,10 +48,16 @@ def reasons(story):
     [
         (
             (Failed,),
-            "root= answered nothing to Failed(worker_exited), and all nodes have answered",
+            "your function answered nothing to Failed(worker_exited), and all nodes have answered",
         ),
-        ((Fenced,), "root= answered nothing to Fenced(node-4), and all nodes have answered"),
-        ((Told,), "root= answered nothing to Told(node-4: nothing), and all nodes have answered"),
+        (
+            (Fenced,),
+            "your function answered nothing to Fenced(node-4), and all nodes have answered",
+        ),
+        (
+            (Told,),
+            "your function answered nothing to Told(node-4: nothing), and all nodes have answered",
+        ),
     ],
     ids=["at the failure", "when all are fenced", "when all have told"],
 )

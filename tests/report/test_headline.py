@@ -81,6 +81,7 @@ def test_planned_moves_are_named_apart_from_what_failures_cost() -> None:
     planned = next(each for each in build_report(run.entries).recoveries if each.is_planned)
     assert spent.seconds("planned") == pytest.approx(planned.duration_s)
     cost = answers(run)[2]
+    assert planned.lost_progress_s == 0.0
     start_s = spent.seconds("start")
     assert start_s < 4.0 + planned.duration_s
     assert f"restart {format_seconds(start_s)}" in cost.detail

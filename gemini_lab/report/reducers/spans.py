@@ -178,7 +178,9 @@ def lost_training(outages: Sequence[Downtime], pace: IterationPace) -> dict[int,
     gone: list[Interval] = []  # apart from one another, in order
     for outage in outages:
         since_s = began_s if outage.version == 0 else None
-        if outage.version:  # ranks that were not struck may bring it about after the failure
+        if outage.is_planned:  # all ranks stopped together, after an iteration
+            since_s = outage.failed_s
+        elif outage.version:  # ranks that were not struck may bring it about after the failure
             since_s = reached_s(outage.version, outage.resumed_s)
         edge_s = outage.failed_s
         from_s = edge_s if since_s is None else min(since_s, edge_s)

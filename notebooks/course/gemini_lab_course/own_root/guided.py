@@ -128,7 +128,7 @@ class GuidedLifecycle(Lifecycle):
         if at_s - since_s > SILENCE_S:
             self._idle = None
             yield self.waiting_event(
-                f"root= answered nothing to {told(event)}, and all nodes have answered; "
+                f"your function answered nothing to {told(event)}, and all nodes have answered; "
                 "lab.run.stop() ends the run"
             )
 
@@ -153,7 +153,7 @@ class GuidedLifecycle(Lifecycle):
             said = str(error) if isinstance(error, GuideError) else raised(error)
             self.decisions.append((event, ()))
             yield from self.ending.fail(
-                at_s, f"root= was told {told(event)}: {said}", cause="script"
+                at_s, f"your function was told {told(event)}: {said}", cause="script"
             )
             return
         self.decisions.append((event, actions))
@@ -175,7 +175,7 @@ class GuidedLifecycle(Lifecycle):
                 yield from super().take_inventory(at_s)
             case Wait():
                 plan = make_plan(self.run.state, self.run.living, self.run.inventory)
-                yield from self.wait(at_s, plan, action.why or "root= waits")
+                yield from self.wait(at_s, plan, action.why or "your function waits")
             case Start():
                 yield from self._start_with(at_s, action.version)
 
@@ -205,8 +205,8 @@ class GuidedLifecycle(Lifecycle):
         """
         if self.run.state.phase not in ASKING:
             raise GuideError(
-                f"root= starts workers although those of epoch {self.run.state.epoch} were not "
-                "ended"
+                f"your function starts workers although those of epoch {self.run.state.epoch} "
+                "were not ended"
             )
         only = {node: _only(said, version=version) for node, said in self.run.inventory.items()}
         members = self._members()
@@ -216,14 +216,18 @@ class GuidedLifecycle(Lifecycle):
         )
         plan = make_plan(seated, self.run.living, only)
         if plan.missing:
-            raise GuideError(f"root= starts workers, and position {plan.missing[0]} has no machine")
+            raise GuideError(
+                f"your function starts workers, and position {plan.missing[0]} has no machine"
+            )
         if plan.version != version:
-            raise GuideError(f"root= starts from version {version}, {self._lacking(version)}")
+            raise GuideError(
+                f"your function starts from version {version}, {self._lacking(version)}"
+            )
         late = [node for node in plan.members if node not in self._has_fenced]
         if late:
             raise GuideError(
-                f"root= starts workers on {late[0]}, which has not said yet that it ended those of "
-                "before: both would write its memory"
+                f"your function starts workers on {late[0]}, which has not said yet that it ended "
+                "its old ones: both would write to its memory"
             )
         return plan
 
