@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import psutil
@@ -33,7 +33,6 @@ from gemini_lab.recovery.messages import (
     ScriptError,
     ScriptFinished,
     WorkerStart,
-    WorkerStatus,
 )
 from gemini_lab.wire.local import LocalChannel
 
@@ -65,7 +64,7 @@ class Worker:
     scratch: str = ""  # its folder, which goes with it; empty where it has none
     pid: int | None = None
     held_bytes: int = 0  # of memory, when it was seen last; 0 before that
-    status: WorkerStatus = "running"
+    status: Literal["running", "finished"] = "running"
     error: ScriptError | None = None  # when the script ended with an exception
     output: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
     partial: bytes = b""

@@ -121,7 +121,7 @@ class Supervisor:
         """
         self._listener.watch.forget_told()
         self._ailments.forget_told()
-        workers = {rank: one.status for rank, one in self._seated.items()}
+        workers = [*self._seated]
         if len(workers) < len(self.host.workers):
             self._tasks.begin(self.host.kill_all(epoch=self.epoch, spare=workers))
         return Joined(

@@ -46,7 +46,6 @@ from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.units import LARGEST
 
 JsonValue = object  # whatever JSON has
-WorkerStatus = Literal["running", "finished"]
 Doing = Literal[
     "starting", "meeting", "restoring", "step", "between steps", "paused", "held", "finishing"
 ]
@@ -463,10 +462,10 @@ class MeasureLink(Message, frozen=True, kw_only=True):
 
 
 class Joined(Message, frozen=True, kw_only=True):
-    """The first word to a new root: the newest epoch seen, and the state of each worker."""
+    """The first word to a new root: the newest epoch seen, and the ranks of its workers."""
 
     epoch: Epoch
-    workers: dict[Rank, WorkerStatus]
+    workers: list[Rank]  # those whose scripts have ended included: what they said comes next
     is_ready: bool  # whether workers start here without waiting for imports
     memory_bytes: Count = 0  # what could be taken for copies here, those that there are included
     # What workers of the last start said of machines that compute wrong; they stand still since.

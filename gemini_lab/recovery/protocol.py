@@ -3,7 +3,8 @@
 All are plain data: `RootAgent.handle` takes a happening and returns instructions.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from gemini_lab.log import events
 from gemini_lab.log.events import AnyEvent
@@ -11,7 +12,6 @@ from gemini_lab.recovery.messages import (
     FromAgentMessage,
     JobOrder,
     RootOrder,
-    WorkerStatus,
 )
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.requests import AnyRequest
@@ -25,7 +25,7 @@ class AgentJoined:
     at_s: float
     node: str
     epoch: int = 0
-    workers: dict[int, WorkerStatus] = field(default_factory=dict)
+    workers: Collection[int] = ()
     is_ready: bool = True  # whether workers start there without waiting for imports
     memory_bytes: int = 0  # what could be taken for copies there; 0 where it is not known
     # The address of its machine, which it may share with others; empty if not known.

@@ -22,7 +22,7 @@ from gemini_lab.node.memory_manager import MemoryManager
 from gemini_lab.node.root_shell import CutOff, RootShell
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.recovery import planning
-from gemini_lab.recovery.messages import Fenced
+from gemini_lab.recovery.messages import Fenced, ScriptFinished
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.planning import hopes
 from gemini_lab.recovery.progress_at_risk import reason_to_wait
@@ -270,6 +270,13 @@ def _forgets(history: Any, event: Any, left: Any) -> None:
 
 _GO_BACK = WorkerHistory._go_back
 
+
+def _only_ends(history: Any, epoch: int) -> list[Any]:
+    return [one for one in _DECISIVE(history, epoch) if isinstance(one, ScriptFinished)]
+
+
+_DECISIVE = WorkerHistory.decisive
+
 SMALL = WorldShape(nodes=3, standbys=1, has_tier=False)
 PAIR = WorldShape(nodes=2, standbys=2, has_tier=False)
 HALF: Happening = (0.0, "at", PHASES.index("halfway"))
@@ -365,6 +372,14 @@ OLD_RULES = {
             *((5.0, "tier_full"), (0.0, "freeze", ROOT), (0.0, "rewind", 1)),
             *((5.0, "kill_group", 0), (1.0, "tier_up"), (20.0, "tier_up")),
         ),
+    ),
+    # As when a greeting told whose scripts had ended, and the run was over by that.
+    "a run ends before its last versions are known": OldRule(
+        ((WorkerHistory, "decisive", _only_ends),),
+        seed=0,
+        shape=WorldShape(nodes=2, standbys=3, persist_every=1),
+        schedule=((6.0, "kill", ROOT, 0), (0.0, "end")),
+        among=20,
     ),
     "nothing is said again": replace(
         _root(

@@ -50,7 +50,7 @@ class Agents:
         async def welcome(channel: Channel) -> None:
             self.greeted += 1
             self.channels.append(channel)
-            channel.send(Joined(epoch=3, workers={0: "running"}, is_ready=False))
+            channel.send(Joined(epoch=3, workers=[0], is_ready=False))
             await serve_root(channel)
 
         self.server, port = await serve(host, TOKEN, welcome, port=port)
@@ -79,7 +79,7 @@ async def agents() -> AsyncIterator[Agents]:
 async def test_who_answers_has_joined_and_what_it_says_is_passed_on(agents):
     address = await agents.start(listen)
     (joined,) = await agents.links.open({"node-1": address})
-    assert (joined.node, joined.epoch, joined.workers) == ("node-1", 3, {0: "running"})
+    assert (joined.node, joined.epoch, joined.workers) == ("node-1", 3, [0])
     agents.links.send("node-1", Fence(epoch=4))
     said = await agents.next()
     assert isinstance(said, FromAgent)

@@ -251,7 +251,7 @@ async def test_a_state_that_was_true_once_is_not_gone_on_with():
 
     async def welcome(channel):
         assert isinstance(channel.peer, RootHello)
-        channel.send(Joined(epoch=5, workers={}, is_ready=True))
+        channel.send(Joined(epoch=5, workers=[], is_ready=True))
         await channel.receive()
 
     server, port = await serve("127.0.0.1", "secret", welcome)

@@ -66,7 +66,7 @@ def exit_of(agent):
 def test_a_new_root_is_told_of_those_that_train_and_the_others_end():
     agent = Agent()
     agent.obey(ahead(first_start()))
-    assert agent.node.joined().workers == {}
+    assert agent.node.joined().workers == []
     (ending,) = agent.begun
     asyncio.run(ending)
     assert agent.node.host.workers == {}
@@ -77,7 +77,7 @@ def test_one_that_has_been_given_its_place_is_a_worker_as_any_other():
     agent.obey(ahead(start))
     agent.obey(msgspec.structs.replace(start, epoch=start.epoch + 1, kept=[(0, 3)]))
     assert isinstance(agent.worker.channel.told[-1], GoOn)
-    assert agent.node.joined().workers == {0: "running"}
+    assert agent.node.joined().workers == [0]
     assert agent.begun == []
     exit_of(agent)
     assert [type(event) for event in agent.to_log] == [events.WorkerExited]

@@ -1,5 +1,7 @@
 """A persistent tier that takes nothing for long: it is tried ever more rarely, and told of once."""
 
+from dataclasses import replace
+
 from gemini_lab.lab.progress_bars import describe
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
@@ -157,10 +159,40 @@ def test_the_last_version_is_saved_though_the_words_on_it_were_lost():
     assert story.root.state.phase == "done"
 
 
+def test_the_last_version_is_saved_though_all_scripts_ended_while_no_root_agent_was_there():
+    """The next one hears of the ends with the agents' greetings, and of the versions after them."""
+    story = Story().start(3, persistent_url=TIER)
+    for node, joined in [*story.root.living.items()]:
+        ranks = story.root.state.seats.ranks_on(node)
+        story.root.living[node] = replace(joined, epoch=story.epoch, workers=ranks)
+    story.next_root()
+    story.say_complete(3)
+    for rank in range(4):
+        story.finish(rank)
+    assert begun(story) == [3]
+    arrive(story, 3)
+    (ended,) = story.of(events.RunFinished)
+    assert ended == events.RunFinished(iteration=3)
+
+
+def test_the_last_version_is_saved_though_all_connections_broke_as_the_scripts_ended():
+    story = Story().start(0, persistent_url=TIER, persist_every_iterations=1)
+    story.iterate(1)
+    story.tick(story.now_s)
+    story.iterate(2)
+    arrive(story, 2)
+    for node in story.members():  # what was said of version 3, and of the ends, is lost
+        relink(story, node)
+    story.say_complete(3)
+    for rank in range(4):
+        story.finish(rank)
+    arrive(story, 3)
+    assert story.of(events.RunFinished) == [events.RunFinished(iteration=3)]
+    assert story.root.state.tier.saved == 3
+
+
 def relink(story: Story, node: str) -> None:
     """A connection broke, and is back at once; the node's workers went on meanwhile."""
-    seats = story.root.state.seats
-    status = "finished" if story.root.state.phase == "finishing" else "running"
-    workers = dict.fromkeys(seats.ranks_on(node), status)
+    workers = story.root.state.seats.ranks_on(node)
     joined = AgentJoined(at_s=story.now_s, node=node, epoch=story.epoch, workers=workers)
     story.do(story.root.handle(joined))

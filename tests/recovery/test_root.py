@@ -126,7 +126,7 @@ def test_a_new_root_asks_for_a_machine_in_place_of_the_one_that_its_predecessor_
     second = Story(nodes=0, state=RootState.from_text(first.states[-1].to_text()))
     for rank, node in enumerate(first.members()):
         second.root.living[node] = AgentJoined(
-            at_s=9.0, node=node, epoch=first.epoch, workers={rank: "running"}
+            at_s=9.0, node=node, epoch=first.epoch, workers=[rank]
         )
     second.do(second.root.take_over(9.0))
     assert second.root.state.phase == "running"
@@ -155,7 +155,7 @@ def test_a_new_root_leaves_a_healthy_run_alone():
     second = Story(nodes=0, state=left)
     for rank, node in enumerate(first.copies):
         second.root.living[node] = AgentJoined(
-            at_s=9.0, node=node, epoch=left.epoch, workers={rank: "running"}
+            at_s=9.0, node=node, epoch=left.epoch, workers=[rank]
         )
     assert second.root.take_over(9.0) == []
     assert second.root.state.phase == "running"
@@ -184,7 +184,7 @@ def test_a_new_root_restarts_workers_that_died_while_there_was_none():
     second = Story(nodes=0, state=left)
     second.copies = dict(first.copies)
     for node in second.copies:
-        second.root.living[node] = AgentJoined(at_s=9.0, node=node, epoch=left.epoch, workers={})
+        second.root.living[node] = AgentJoined(at_s=9.0, node=node, epoch=left.epoch, workers=[])
     second.do(second.root.take_over(9.0))
     assert second.plan().version == 3
 
@@ -344,7 +344,7 @@ def test_when_the_next_save_is_due_outlives_root_agents():
         state = RootState.from_text(story.states[-1].to_text())
         before, story.root = story.root, RootAgent(state=state, at_s=at_s)
         for joined in before.living.values():
-            workers = dict.fromkeys(state.seats.ranks_on(joined.node), "running")
+            workers = state.seats.ranks_on(joined.node)
             now = replace(joined, epoch=state.epoch, workers=workers)
             story.root.living[joined.node] = now
         story.do(story.root.take_over(at_s))

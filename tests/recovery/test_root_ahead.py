@@ -172,7 +172,7 @@ def test_a_new_root_starts_others_for_it_knows_of_none():
             at_s=story.now_s,
             node=node,
             epoch=story.epoch,
-            workers=dict.fromkeys(state.seats.ranks_on(node), "running"),
+            workers=state.seats.ranks_on(node),
         )
         for node in living
     }

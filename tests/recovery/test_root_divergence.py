@@ -5,7 +5,7 @@ from made import made
 
 from gemini_lab.log import events
 from gemini_lab.recovery.log_events import last_done
-from gemini_lab.recovery.messages import Inventory, TakeInventory, WorkerStatus
+from gemini_lab.recovery.messages import Inventory, TakeInventory
 from gemini_lab.recovery.protocol import AgentJoined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
@@ -61,8 +61,8 @@ def test_a_run_that_is_told_to_stop_at_a_divergence_ends_with_the_reason():
 def test_iterations_that_nobody_told_while_a_connection_was_broken_are_no_divergence():
     story = Story().start(iterations=3, on_divergence="stop")
     node = story.members()[2]
-    workers: dict[int, WorkerStatus] = {2: "running"}  # it has done iterations 4 and 5 meanwhile
-    again = AgentJoined(at_s=story.now_s, node=node, epoch=story.epoch, workers=workers)
+    # Its worker has done iterations 4 and 5 meanwhile.
+    again = AgentJoined(at_s=story.now_s, node=node, epoch=story.epoch, workers=[2])
     story.do(story.root.handle(again))
     for iteration in (6, 7):
         story.event(node, done(story, iteration, 2.5, rank=2))
@@ -148,7 +148,7 @@ def test_nodes_say_again_only_what_the_root_agent_may_not_have_heard():
 
 def test_after_a_connection_broke_its_node_may_have_said_what_was_lost():
     story = Story().start(iterations=3)
-    joined = AgentJoined(at_s=story.now_s, node="node-1", epoch=story.epoch, workers={1: "running"})
+    joined = AgentJoined(at_s=story.now_s, node="node-1", epoch=story.epoch, workers=[1])
     story.do(story.root.handle(joined))
     story.exit(1, -9)
     assert words_asked(story) == {0}

@@ -32,7 +32,7 @@ def test_an_answer_that_was_lost_with_its_connection_is_asked_for_again():
     story = Story().start(iterations=5)
     story.drain("node-2")
     story.hold(0, 1, 2)
-    back = AgentJoined(at_s=story.now_s, node="node-3", epoch=story.epoch, workers={3: "running"})
+    back = AgentJoined(at_s=story.now_s, node="node-3", epoch=story.epoch, workers=[3])
     story.do(story.root.handle(back))
     assert story.told_to_hold()[4:] == ["node-3"]
     story.hold(3)
@@ -234,7 +234,7 @@ def test_what_ranks_have_loaded_is_no_news_to_a_root_agent_that_made_no_plan():
     told = [(story.members()[rank], story.receipt(rank)) for rank in story.root.state.ranks]
     steps = len(story.of(events.RecoveryStep))
     for rank, node in enumerate(story.members()):
-        trains = AgentJoined(at_s=9.0, node=node, epoch=story.epoch, workers={rank: "running"})
+        trains = AgentJoined(at_s=9.0, node=node, epoch=story.epoch, workers=[rank])
         story.root.living[node] = trains
     story.next_root()
     for node, receipt in told:

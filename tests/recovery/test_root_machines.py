@@ -38,7 +38,7 @@ class Lacking(Story):
 
     def relink(self, node: str) -> None:
         """A connection broke and came back; its workers are what they were."""
-        workers = dict.fromkeys(self.root.state.seats.ranks_on(node), "running")
+        workers = self.root.state.seats.ranks_on(node)
         joined = AgentJoined(at_s=self.now_s, node=node, epoch=self.epoch, workers=workers)
         self.do(self.root.handle(joined))
 

@@ -383,7 +383,7 @@ def test_a_hang_is_noticed_though_the_root_changed_meanwhile():
     second.copies = dict(first.copies)
     for rank, node in enumerate(second.copies):
         second.root.living[node] = AgentJoined(
-            at_s=9.0, node=node, epoch=left.epoch, workers={rank: "running"}
+            at_s=9.0, node=node, epoch=left.epoch, workers=[rank]
         )
     second.now_s = 9.0
     second.do(second.root.take_over(9.0))

@@ -171,7 +171,7 @@ def test_a_version_that_is_being_saved_is_given_up_when_training_goes_back_to_be
             at_s=story.now_s,
             node="node-0",
             epoch=story.epoch,
-            workers={0: "running"},
+            workers=[0],
             left=tuple(story.left["node-0"]),
         )
         story.do(story.root.handle(again))

@@ -70,7 +70,7 @@ def another_root(story: Story, said: events.WrongSums, *, gone: str | None = Non
             at_s=story.now_s,
             node=node,
             epoch=said.epoch,
-            workers=dict.fromkeys(ranks, "running"),
+            workers=ranks,
             wrong_sums=said if ranks else None,
         )
     story.copies.pop(away)
@@ -221,7 +221,7 @@ def test_an_agent_whose_word_was_lost_with_its_connection_says_it_again():
         at_s=story.now_s,
         node="node-0",
         epoch=story.epoch,
-        workers={0: "running"},
+        workers=[0],
         wrong_sums=said,
     )
     story.do(story.root.handle(again))

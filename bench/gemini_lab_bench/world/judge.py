@@ -79,6 +79,7 @@ class Judge:
         self._lost: set[int] = set()
         self._is_excused = True
         self._term = 0
+        self._planned = 0  # the epoch of the last plan
 
     def broken(self, text: str) -> None:
         """Note that something does not hold."""
@@ -142,6 +143,9 @@ class Judge:
                 self._check_drained(event.name)
             case events.RunFinished():
                 self.is_done = True
+                newest = max([0, *(v for v, line in self._full if line.epoch == self._planned)])
+                if event.iteration < newest and not self.left:
+                    self.broken(f"it ends with version {event.iteration}, and {newest} was whole")
                 if untold := self._started.keys() ^ self._finished.keys():
                     self.broken(f"it was not told how the recoveries {sorted(untold)} went")
 
@@ -352,6 +356,7 @@ class Judge:
         if machine not in [one for one, _ in self.shells()]:
             return
         newest = min(self.newest_saved(), self.heard)
+        self._planned = plan.epoch
         self.heard = plan.version or 0
         self._check_line(plan)
         for version, epoch in self.given_up:

@@ -14,7 +14,6 @@ from gemini_lab.recovery.messages import (
     Inventory,
     OrderFailed,
     Release,
-    WorkerStatus,
 )
 from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Emit, HangUp, Instruction, Send
 from gemini_lab.recovery.resizes import patience_s
@@ -76,22 +75,17 @@ class Agents(PartOfRoot):
         if stopping_for := what_for(self.state):  # who of them holds is not known
             leaves = [self.state.drain.holding] if self.state.drain.holding else []
             return list(self.lifecycle.restart(at_s, cause=stopping_for, lost=leaves))
-        working = self._working()
-        if phase == "running" and working.keys() < set(self.state.ranks):
+        if phase == "running" and self._working() < set(self.state.ranks):
             return list(self.lifecycle.restart(at_s, cause="worker_exited", lost=[]))
-        self.run.watch.finished = {rank for rank, status in working.items() if status == "finished"}
+        # Which scripts have ended agents say next, after the last versions: these are to be saved.
         self.run.watch.protected = set(self.state.ranks)
         self.run.watch.progress.restart(self.state.ranks, iteration=self.state.reached.iteration)
-        return [*self.run.tell_tier(), *self.lifecycle.finish_if_all_did(at_s)]
+        return list(self.run.tell_tier())
 
-    def _working(self) -> dict[int, WorkerStatus]:
-        """Return the workers of this epoch, as their agents reported when they joined."""
-        return {
-            rank: status
-            for joined in self.run.living.values()
-            if joined.epoch == self.state.epoch
-            for rank, status in joined.workers.items()
-        }
+    def _working(self) -> set[int]:
+        """Return the ranks of this epoch's workers, as their agents reported when they joined."""
+        there = (one for one in self.run.living.values() if one.epoch == self.state.epoch)
+        return {rank for joined in there for rank in joined.workers}
 
     # -- agents that come and go ---------------------------------------------------------------
 
@@ -137,17 +131,13 @@ class Agents(PartOfRoot):
             yield from self._ask_question_again(joined)
         elif phase in {"starting", "running"} and joined.node in self.state.members:
             self.run.repeats.skip(self.state.seats.ranks_on(joined.node))
-            self.run.watch.finished |= {
-                r for r, status in joined.workers.items() if status == "finished"
-            }
-            if not joined.workers.keys() >= set(self.state.seats.ranks_on(joined.node)):
+            if not {*joined.workers} >= set(self.state.seats.ranks_on(joined.node)):
                 reason = f"workers on {joined.node} ended while the connection to it was broken"
                 yield from self.lifecycle.on_machine(
                     joined.at_s, joined.node, reason, cause="worker_exited"
                 )
             else:
                 yield from self.run.stop.ask_again(self.state, joined.node)
-                yield from self.lifecycle.finish_if_all_did(joined.at_s)
 
     def _ask_again(self, joined: AgentJoined) -> Iterator[Instruction]:
         """Send again what an answer is awaited for, because it or the answer may have been lost.
