@@ -244,6 +244,22 @@ def test_starting_anew_is_left_to_a_person():
     assert story.plan().tier == "start"
 
 
+def test_a_word_said_twice_gives_up_only_what_was_waited_for():
+    """The second one comes when workers start already; then the tier cannot be read."""
+    story = Story(nodes=8).start(iterations=3, persistent_url="memory://runs")
+    story.persistent = [3]
+    story.iterate(4, 5, 6)
+    story.lose("node-0", "node-1", cause="lease")
+    for number in (1, 2):
+        story.request(GiveUpProgress(), number=number)
+    assert (story.root.state.phase, story.plan().version) == ("starting", 3)
+    story.unread = "it is away"
+    story.lose("node-2")
+    assert story.root.state.phase == "waiting"
+    story.request(GiveUpProgress(), number=3)
+    assert story.plan().tier == "start"
+
+
 def test_a_setting_may_give_up_after_a_time():
     story = Story(nodes=6).start(iterations=5, give_up_progress_after_s=60)
     story.lose("node-0", "node-1")

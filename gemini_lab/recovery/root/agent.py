@@ -68,7 +68,7 @@ from gemini_lab.recovery.resizes import patience_s
 from gemini_lab.recovery.root.agents import Agents
 from gemini_lab.recovery.root.ending import Ending
 from gemini_lab.recovery.root.known_run import KnownRun, PartOfRoot
-from gemini_lab.recovery.root.lifecycle import Lifecycle
+from gemini_lab.recovery.root.lifecycle import BEFORE_START, Lifecycle
 from gemini_lab.recovery.root.workers import Workers
 from gemini_lab.recovery.root_state import (
     ACTIVE,
@@ -278,7 +278,9 @@ class RootAgent(PartOfRoot):
             case SaveVersion():
                 run.saver.want()
             case GiveUpProgress() if said.number > state.discarded.given_up:
-                discarded = replace(state.discarded, has_given_up=True, given_up=said.number)
+                # What workers start from now was agreed to; another word holds for no later plan.
+                waits = state.phase in BEFORE_START
+                discarded = replace(state.discarded, has_given_up=waits, given_up=said.number)
                 run.state = replace(state, discarded=discarded)
                 yield WriteState(state=run.state)
                 if state.phase == "waiting":
