@@ -658,6 +658,32 @@ def test_numbers_that_have_not_changed_since_the_start_are_those_of_the_process(
     assert (other.dataset.epoch, other.dataset.descriptor) == (2, 9)
 
 
+class Weighted(Samples):
+    """Samples with their weights."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_list_that_a_loader_and_its_sampler_share_at_first_may_have_come_apart(which):
+    def make():
+        weights = [1.0, 2.0]
+        data, sampler = Weighted(weights), EvenFirst()
+        sampler.weights = weights
+        loader = DataLoader(data, batch_size=2, sampler=sampler)
+        return (data, sampler), watch(loader)
+
+    parts, position = make()
+    parts[which].weights = [3.0]
+    kept = decode(encode(position.state_dict()))
+    parts, position = make()
+    position.load_state_dict(kept)
+    assert parts[which].weights == [3.0]
+    assert parts[1 - which].weights == [1.0, 2.0]
+
+
 def test_a_set_that_is_made_anew_is_as_it_was():
     """Equal sets may give their elements in any order."""
     one, other = set[int](), set[int]()

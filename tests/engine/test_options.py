@@ -50,10 +50,28 @@ def test_a_number_is_replaced_and_so_is_a_tensor_of_another_form():
 )
 def test_containers_are_refilled_and_so_are_those_inside(held, wanted):
     inside = [one for one in (held.values() if isinstance(held, dict) else held) if has_parts(one)]
-    assert refilled(held, wanted) is held
+    assert refilled(held, wanted, set()) is held
     assert encode(held) == encode(wanted)
     now = [*(held.values() if isinstance(held, dict) else held)]
     assert all(any(one is other for other in now) for one in inside)
+
+
+def test_a_list_that_groups_share_at_first_may_have_come_apart():
+    def make():
+        weights = [{"params": [torch.zeros(2, requires_grad=True)]} for _ in range(4)]
+        optimizer = torch.optim.SGD(weights, lr=0.1)
+        scales = [1.0]
+        for group in optimizer.param_groups:
+            group["scales"] = scales
+        return optimizer, scales
+
+    optimizer, _ = make()
+    optimizer.param_groups[1]["scales"] = [2.0]
+    kept = decode(encode(group_options(optimizer)))
+    optimizer, scales = make()
+    put_group_options(optimizer, kept)
+    assert [group["scales"] for group in optimizer.param_groups] == [[1.0], [2.0], [1.0], [1.0]]
+    assert optimizer.param_groups[3]["scales"] is scales
 
 
 def has_parts(one):

@@ -94,6 +94,23 @@ def test_options_that_parts_of_a_model_share_stay_shared():
     assert model[0].options is model[1].options is options
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_options_that_parts_shared_at_first_may_have_come_apart(which):
+    def make():
+        options = {"drop": 0.5}
+        model = nn.Sequential(*(Sharing(options) for _ in range(3)))
+        return model, OwnValues(model)
+
+    model, values = make()
+    model[which].options = {"drop": 0.25}
+    kept = decode(encode(values.changed()))
+    model, values = make()
+    values.put(kept)
+    assert [part.options["drop"] for part in model] == [
+        0.25 if n == which else 0.5 for n in range(3)
+    ]
+
+
 def test_the_groups_and_the_state_of_an_optimizer_in_also_stay_where_a_script_holds_them():
     def make():
         weight, rate = torch.ones(3, requires_grad=True), torch.tensor(0.5)

@@ -3,6 +3,7 @@
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice, zip_longest
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -56,24 +57,35 @@ def in_place(current: object, value: object) -> object:
     return beside(current, value)
 
 
-def refilled(held: Any, wanted: Any, leaf: Callable[..., object] = beside) -> Any:
+def refilled(held: Any, wanted: Any, filled: set[int], leaf: Callable[..., object] = beside) -> Any:
     """Return `wanted`, in the lists, deques and dicts that it replaces, which others may hold.
 
-    `leaf` does the same for what is no such container.
+    Args:
+        held: What is there.
+        wanted: Its value.
+        filled: The identities of those that this restore has filled: what one start has at two
+            places may have come apart in the run.
+        leaf: Does the same for what is no such container.
     """
-    if type(held) is not type(wanted) or held is wanted:
+    is_one = isinstance(held, (dict, list)) or (
+        isinstance(held, deque) and held.maxlen == getattr(wanted, "maxlen", None)
+    )
+    if not is_one or type(held) is not type(wanted) or held is wanted:
         return leaf(held, wanted)
+    if id(held) in filled:
+        with suppress(UnsupportedError):
+            return held if encode(held) == encode(wanted) else wanted
+        return wanted
+    filled.add(id(held))
     if isinstance(held, dict):
-        filled = {key: refilled(held.get(key), one, leaf) for key, one in wanted.items()}
+        items = {key: refilled(held.get(key), one, filled, leaf) for key, one in wanted.items()}
         held.clear()
-        held.update(filled)
-    elif type(held) is list or (type(held) is deque and held.maxlen == wanted.maxlen):
-        pairs = zip_longest([*held][: len(wanted)], wanted)
-        items = [refilled(*pair, leaf) for pair in pairs]
-        held.clear()
-        held.extend(items)
+        held.update(items)
     else:
-        return leaf(held, wanted)
+        pairs = zip_longest([*held][: len(wanted)], wanted)
+        parts = [refilled(*pair, filled, leaf) for pair in pairs]
+        held.clear()
+        held.extend(parts)
     return held
 
 
@@ -87,9 +99,10 @@ def group_options(optimizer: torch.optim.Optimizer) -> list[StateDict]:
 
 def put_group_options(optimizer: torch.optim.Optimizer, options: Sequence[StateView]) -> None:
     """Put back what `group_options` gave; a script may hold the tensor of a learning rate."""
+    filled = set[int]()
     for group, values in zip(optimizer.param_groups, options, strict=True):
         for key, value in values.items():
-            group[key] = refilled(group.get(key), value, in_place)
+            group[key] = refilled(group.get(key), value, filled, in_place)
 
 
 def graded(weights: Iterable[torch.Tensor]) -> list[str | None]:
@@ -154,7 +167,7 @@ def put_own_values(optimizer: torch.optim.Optimizer, values: StateView) -> None:
     Raises:
         ConfigError: An object that had some is not there.
     """
-    parts = dict(parts_of(optimizer))
+    parts, filled = dict(parts_of(optimizer)), set[int]()
     for where, value in values.items():
         of, point, name = where.rpartition(".")
         if (part := parts.get(of + point)) is None:
@@ -174,7 +187,7 @@ def put_own_values(optimizer: torch.optim.Optimizer, values: StateView) -> None:
                 "none; make it in the optimizer's constructor"
             )
         else:
-            held[name] = refilled(held.get(name), value)
+            held[name] = refilled(held.get(name), value, filled)
 
 
 def beside_weights(optimizer: torch.optim.Optimizer) -> list[tuple[Any, Any]]:

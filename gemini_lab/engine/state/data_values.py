@@ -137,16 +137,17 @@ class DataValues:
 
     def put(self, changed: Values) -> None:
         """Put these into the parts, and their first plain values elsewhere."""
-        things = dict(reached(self._parts()))
-        held = {one.where: one.encoded for one in self._plain()}
+        things, plain = dict(reached(self._parts())), [*self._plain()]
+        held = {one.where: one.encoded for one in plain}
         wanted = self._first | {where: encode(value) for where, value in changed.items()}
+        filled = {id(one.value) for one in plain if wanted.get(one.where) == one.encoded}
         for where in held.keys() | changed.keys():
             of, _, name = where.rpartition(".")
             if where not in wanted:
                 if of in self._began_with:
                     vars(things[of]).pop(name, None)
             elif of in things and held.get(where) != wanted[where]:
-                _put(things[of], name, decode(wanted[where]))
+                _put(things[of], name, decode(wanted[where]), filled)
 
     def unkept(
         self, *, is_known: Callable[[object], bool], keeps_plain: bool, reads_here: bool
@@ -245,13 +246,13 @@ def _weight(value: Any, left: int = _MANY) -> int:
     return found
 
 
-def _put(thing: object, name: str, wanted: Any) -> None:
+def _put(thing: object, name: str, wanted: Any, filled: set[int]) -> None:
     """Set a thing's value by name; in place, as others may hold it, or workers share its memory."""
     held = vars(thing).get(name)
     if isinstance(held, torch.Tensor) and not isinstance(wanted, torch.Tensor) and name in _EPOCHS:
         held.fill_(wanted)  # an older version has the number alone
     else:
-        vars(thing)[name] = refilled(held, wanted, in_place)
+        vars(thing)[name] = refilled(held, wanted, filled, in_place)
 
 
 def _is_kind(value: object, kinds: tuple[type, ...] | type) -> bool:

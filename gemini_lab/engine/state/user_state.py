@@ -132,6 +132,7 @@ class OwnValues:
     def put(self, changed: Unsaid) -> None:
         """Put back what `changed` gave, and all others as they were at first."""
         self._walk()
+        filled = set[int]()
         for part in self._parts:
             then, held = changed.get(part.name, {}), _values(part.part)
             if not then and not self._keeps_tensors and part.has_more():
@@ -139,10 +140,12 @@ class OwnValues:
             for key, one in {**part.first, **then}.items():
                 # What has become a tensor, say, is no value any more.
                 is_other = key not in then and key in vars(part.part) and key not in held
+                current = vars(part.part).get(key)
                 if is_other or (key in held and _is_same(held[key], one)):
+                    filled.add(id(current))
                     continue
                 value = decode(one) if type(one) is bytes else one
-                vars(part.part)[key] = refilled(vars(part.part).get(key), value)
+                vars(part.part)[key] = refilled(current, value, filled)
 
     def _walk(self) -> None:
         """Find all parts: a script may give a model further ones."""
@@ -445,8 +448,8 @@ def _optimizer(thing: torch.optim.Optimizer) -> Keepsake:
         # A version of an earlier gemini_lab has the state_dict alone.
         _put(thing, kept.get("said", kept))
         # torch replaces both, and a schedule of the script's own may hold them.
-        thing.param_groups = refilled(groups, thing.param_groups, in_place)
-        thing.state = refilled(state, thing.state, in_place)
+        thing.param_groups = refilled(groups, thing.param_groups, set(), in_place)
+        thing.state = refilled(state, thing.state, set(), in_place)
         put_graded(trained(), kept.get("graded", []))
 
     return Keepsake(
@@ -472,13 +475,10 @@ def _put(thing: Stateful, state: StateDict) -> None:
 
 def refill(kept: StateDict, values: StateView) -> None:
     """Refill a dict in place, and the containers in it; what is equal stays: others may hold it."""
-    found, wanted = values, dict(values)
     with suppress(UnsupportedError):  # it has what no version could have
-        if encode(dict(kept)) == encode(wanted):
+        if encode(kept) == encode(dict(values)):
             return
-        filled = refilled(dict(kept), wanted)
-        if encode(filled) == encode(wanted):  # else one list, say, was at two places at first
-            found = filled
+    found = refilled(dict(kept), dict(values), set())
     kept.clear()
     kept.update(found)
 
