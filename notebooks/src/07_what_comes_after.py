@@ -51,12 +51,7 @@ answer = plan(**yours, failures_per_node_per_day=failures / 1000)
 # %%
 in_memory.came_out(f"{answer.memory_needed_bytes / 2**30:.0f}")
 
-# %%
-answer
-
 # %% [markdown]
-# The first table is the plan, the second what to expect. What they assume is folded below them.
-#
 # **Compared with the paper.** What makes it free is that checkpoint traffic takes less than the
 # idle time.
 
@@ -85,6 +80,12 @@ later = [each for each in answer.forecasts if each.policy.name in shown[4:]]
 best.came_out(max(later, key=lambda each: each.outcome.effective_ratio).policy.name)
 
 # %%
+answer
+
+# %% [markdown]
+# The first table is the plan, the second what to expect. What they assume is folded below them.
+
+# %%
 title = f"{params} on {nodes} machines, {failures} of 1,000 fail a day"
 time_use.figure(outcomes, title=title, losses_only=True)
 
@@ -95,7 +96,7 @@ for forecast in answer.forecasts:
 # %% [markdown]
 # <details><summary><b>Why? Say it first, then compare.</b></summary>
 #
-# Each is simulated from what its authors report (listed in section 1), so these assumptions
+# Each is simulated from what its authors report (folded below the tables), so these assumptions
 # decide. LowDiff pays for each iteration, Checkmate needs switches and machines that others do not
 # have, and Odyssey keeps whole copies in GPU memory. A comparison of systems is a comparison of
 # such lists.
@@ -283,7 +284,7 @@ pauses_s = {"rewind": max(each.duration_s for each in report.rewinds)}
 pauses_s |= {word_of(each.cause): each.duration_s for each in report.recoveries}
 shown = [f"{word:7} {pause_s:5.2f} s (measured)" for word, pause_s in pauses_s.items()]
 started = {word_of(one.cause): report.ranks - len(one.kept) for one in report.recoveries}
-shown += [f"{word}: {count} processes started" for word, count in started.items()]
+shown += [f"{word}: {count} of {report.ranks} processes started" for word, count in started.items()]
 slowest_pause.came_out(max(pauses_s, key=pauses_s.get), *shown)
 
 # %% [markdown]

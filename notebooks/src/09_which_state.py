@@ -147,8 +147,8 @@ fetched.came_out(min(parts, key=lambda name: abs(parts[name] - part)))
 
 # %%
 for way, recovery in recovered.items():
-    counts = f"compared: {recovery.compared}, different: {len(recovery.divergences)}"
-    print(f"{way:7} loaded version {recovery.version}; iterations of ranks {counts}")
+    counts = f"{recovery.compared} iterations compared, {len(recovery.divergences)} different"
+    print(f"{way:7} loaded version {recovery.version}; summed over ranks, {counts}")
 
 # %% [markdown]
 # ## Exercise 1
