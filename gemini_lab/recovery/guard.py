@@ -139,12 +139,16 @@ looks for its scale, and makes no update of them."""
 class LossWatch:
     """The ranks whose losses are NaN or infinite.
 
+    Args:
+        since: As the attribute, as the last root agent knew it; the next loss tells whether it is
+            still so.
+
     Attributes:
         since: The iteration in which that began; `None` while all losses are numbers.
     """
 
-    def __init__(self) -> None:
-        self.since: int | None = None
+    def __init__(self, since: int | None = None) -> None:
+        self.since = since
         self._ranks: set[int] = set()
 
     def take(self, said: Iteration) -> bool:

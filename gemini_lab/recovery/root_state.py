@@ -70,6 +70,9 @@ class InTier:
     saved_at_s: float = 0.0  # when that save began, or when the job was submitted
     # Whether training went back behind the tier and has saved nothing since.
     is_behind: bool = False
+    asked: int = 0  # number of the last request to save that a save has answered
+    # The iteration since which losses are not finite, so that good versions stay; `None` for none.
+    not_finite_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

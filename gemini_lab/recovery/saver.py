@@ -47,6 +47,7 @@ class Saver:
         self._rests_until_s = 0.0  # after them, so that a broken store is not tried all the time
         self._reason = ""  # of the last of them
         self._is_wanted = False  # by a person, now
+        self.asked = 0  # number of the request of that person
         self._began_s = self._last_s = last_s
         self._last_version = last_version
         self._number = 0  # of tries
@@ -112,9 +113,9 @@ class Saver:
         if self._last_version:
             yield f"--resume goes on from version {self._last_version}"
 
-    def want(self) -> None:
-        """Save the next version, however new the last saved one is."""
-        self._is_wanted = True
+    def want(self, number: int) -> None:
+        """Save the next version, as this request asks, however new the last saved one is."""
+        self.asked, self._is_wanted = number, True
 
     def begin_if_due(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """Start a save if one is due and none is under way."""

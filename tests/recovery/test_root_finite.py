@@ -7,6 +7,7 @@ import pytest
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.recovery.guard import LossWatch
+from gemini_lab.recovery.messages import Committed, Persisted
 from gemini_lab.recovery.protocol import Requested
 from gemini_lab.recovery.requests import SaveVersion
 from gemini_lab.settings import Settings
@@ -68,6 +69,35 @@ def test_the_last_version_of_a_run_that_ends_with_nan_is_not_saved_over_a_good_o
         story.finish(rank)
     assert story.root.state.phase == "done"
     assert saved(story) == []
+
+
+def test_another_root_agent_saves_no_such_version_either_though_it_has_heard_of_no_loss():
+    """A script may log its loss rarely, and each version that is saved removes an older one."""
+    story = say(Story().start(0, **TIER), 1, loss=math.nan)
+    story.next_root()
+    say(story, 2)
+    assert saved(story) == []
+    say(story, 3, loss=2.5)
+    assert saved(story) == [4]
+
+
+def test_a_version_that_a_user_wanted_is_not_saved_again_by_another_root_agent():
+    story = Story().start(1, persistent_url="memory://runs")
+    ask, version = SaveVersion(), 2
+    story.request(ask, number=5)
+    story.tick(story.now_s + 0.1)
+    assert saved(story) == [version]
+    story.iterate(version)
+    for node in story.members():
+        said = Persisted(epoch=story.epoch, version=version, records=[], lineage=story.lineage)
+        story.say(node, said)
+    story.say("node-0", Committed(epoch=story.epoch, version=version, size_bytes=4))
+    for number, times in ((5, 1), (6, 2)):
+        story.next_root()
+        story.request(ask, number=number)  # the store still has it
+        story.go_on()
+        story.tick(story.now_s + 0.1)
+        assert len(saved(story)) == times
 
 
 def test_a_run_that_is_told_to_stop_there_ends_with_the_reason():

@@ -231,6 +231,7 @@ class RootAgent(PartOfRoot):
                     saved=saved,
                     saved_at_s=saved_at_s,
                     is_behind=self.run.saver.is_behind,
+                    asked=max(self.state.tier.asked, self.run.saver.asked),
                 )
             )
             yield WriteState(state=self.state)
@@ -275,8 +276,8 @@ class RootAgent(PartOfRoot):
             case StopRun() if state.phase in ACTIVE:
                 reason = "the run was stopped by its owner"
                 yield from self.ending.fail(said.at_s, reason, cause="owner")
-            case SaveVersion():
-                run.saver.want()
+            case SaveVersion() if said.number > state.tier.asked:
+                run.saver.want(said.number)
             case GiveUpProgress() if said.number > state.discarded.given_up:
                 # What workers start from now was agreed to; another word holds for no later plan.
                 waits = state.phase in BEFORE_START

@@ -96,6 +96,9 @@ class KnownRun:
             last_version=state.tier.saved,
             is_behind=state.tier.is_behind,
         )
+        if (since := state.tier.not_finite_since) is not None:
+            self.watch.losses = LossWatch(since)
+            self.saver.is_held = state.read_settings().on_not_finite != "warn"
         self.stop = Stop()
         self.roll_call = RollCall()
         self.ahead = Ahead()

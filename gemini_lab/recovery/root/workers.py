@@ -190,7 +190,10 @@ class Workers(PartOfRoot):
             return
         if not self.run.watch.losses.take(said):
             return
-        told = loss_event(said, self.state, is_finite=self.run.watch.losses.since is None)
+        since = self.run.watch.losses.since
+        self.run.change(replace(self.state.tier, not_finite_since=since))
+        yield WriteState(state=self.state)
+        told = loss_event(said, self.state, is_finite=since is None)
         yield Emit(event=told)
         if isinstance(told, events.LossFinite):
             self.run.saver.is_held = False
