@@ -70,6 +70,19 @@ def read_generator(one: Generator) -> Any:
     return one.getstate()
 
 
+def is_generator_state(value: object) -> bool:
+    """Return whether `read_generator` gave this, and no attribute that is plain."""
+    if isinstance(value, dict):
+        return "bit_generator" in value
+    if isinstance(value, tuple):  # Python's: a version, 625 words, and a normal number to come
+        return [_length(one) for one in value] == [_length(one) for one in random.getstate()]
+    return isinstance(value, torch.Tensor)
+
+
+def _length(one: object) -> int:
+    return len(one) if isinstance(one, tuple) else 0
+
+
 def put_generator(one: Generator, state: Any) -> None:
     """Put back what `read_generator` gave."""
     match one:

@@ -214,7 +214,14 @@ def with_attribute(value):
     return optimizer
 
 
-@pytest.mark.parametrize("value", [Helper(), torch.Generator()], ids=["helper", "generator"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Helper(), torch.Generator(), random.Random(1)),
+        *(np.random.default_rng(1), np.random.RandomState(1)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
 def test_values_of_what_a_start_has_not_made_yet_are_refused_by_name(value):
     """They would be lost, or their state would stand where the script expects the object."""
     with pytest.raises(ConfigError, match=r"'extra'.*this start has none"):

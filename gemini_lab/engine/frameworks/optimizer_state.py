@@ -18,6 +18,7 @@ from gemini_lab.engine.frameworks.tensors import is_dtensor, place_of, require_a
 from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.engine.random_states import (
     GENERATORS,
+    is_generator_state,
     put_generator,
     random_states,
     read_generator,
@@ -179,9 +180,7 @@ def put_own_values(optimizer: torch.optim.Optimizer, values: StateView) -> None:
         held = vars(part)
         if isinstance(held.get(name), GENERATORS):
             put_generator(held[name], value)
-        elif isinstance(value, torch.Tensor) or (
-            isinstance(value, dict) and "bit_generator" in value
-        ):
+        elif is_generator_state(value):
             raise ConfigError(
                 f"the version has a generator {where!r} of {called(optimizer)}, and this start has "
                 "none; make it in the optimizer's constructor"
