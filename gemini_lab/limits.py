@@ -152,18 +152,20 @@ def require_limits(settings: "DataclassInstance") -> None:
     Raises:
         ConfigError: There is one.
     """
-    hints = _hints(type(settings))
-    for each in fields(settings):
-        value = getattr(settings, each.name)
-        require_type(each.name, value, hints[each.name])
-        if said := _beyond(each.name, value):
+    for name, hint, refuse in _limits_of(type(settings)):
+        value = getattr(settings, name)
+        require_type(name, value, hint)
+        if said := _beyond(name, value):
             raise ConfigError(said)
-        refuse: Refuse | None = each.metadata.get("refuse")
-        if refuse is not None and (said := refuse(each.name, value)):
+        if refuse is not None and (said := refuse(name, value)):
             raise ConfigError(said)
 
 
-_hints = cache(get_type_hints)
+@cache
+def _limits_of(kind: "type[DataclassInstance]") -> tuple[tuple[str, Any, Refuse | None], ...]:
+    """Return each setting's name and type, and what refuses its values."""
+    hints = get_type_hints(kind)
+    return tuple((one.name, hints[one.name], one.metadata.get("refuse")) for one in fields(kind))
 
 
 def _beyond(name: str, value: object) -> str | None:
@@ -192,7 +194,7 @@ def why_no_text(name: str, value: object, *, most: int = MOST_CHARACTERS) -> str
 
 
 def _why_no_utf8(name: str, value: str) -> str | None:
-    if not any("\ud800" <= letter <= "\udfff" for letter in value):
+    if value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value):
         return None
     reads = sys.getfilesystemencoding()
     way_out = "rename it" if reads == "utf-8" else f"set PYTHONUTF8=1 (this Python reads {reads})"
@@ -323,7 +325,8 @@ def cut_told(message: msgspec.Struct) -> None:
             cut: object = tuple(shortened(line, most) for line in value[-MOST_LINES:])
         else:
             cut = shortened(value, most)
-        msgspec.structs.force_setattr(message, name, cut)
+        if cut is not value:
+            msgspec.structs.force_setattr(message, name, cut)
 
 
 @cache

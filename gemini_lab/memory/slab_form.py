@@ -12,6 +12,7 @@ a writer killed at any instruction leaves the other buffers' versions whole, and
 flipped bit is no complete version.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -106,7 +107,7 @@ class Buffer:
 
     def copy(self) -> CopyInfo | None:
         """Return the complete version in this buffer, if its header is whole."""
-        seal, *fields = (int(word) for word in self.header)
+        seal, *fields = self.header.tolist()
         shard, version, payload_bytes, digest, lineage = fields
         if seal != _seal(fields) or shard != self.shard or payload_bytes > self.payload.nbytes:
             return None
@@ -127,7 +128,7 @@ class Buffer:
         """Make what was written the complete version; the seal is the very last store."""
         self.header[_PAYLOAD_BYTES] = payload_bytes
         self.header[_TABLE_DIGEST] = chunk_digest(digests.tobytes())
-        self.header[_SEAL] = _seal([int(word) for word in self.header[1:]])
+        self.header[_SEAL] = _seal(self.header[1:].tolist())
 
 
 def slab_bytes(slots: Sequence[SlotSpec], *, chunk_bytes: int, buffers: int = BUFFERS) -> int:
@@ -168,7 +169,7 @@ def _buffer_extent(start: int, payload_bytes: int, chunk_bytes: int) -> tuple[in
 
 def _seal(fields: Sequence[int]) -> int:
     """Return the word that marks a header with these fields as complete; never 0."""
-    return chunk_digest(np.array(fields, np.uint64).tobytes()) or 1
+    return chunk_digest(struct.pack(f"={len(fields)}Q", *fields)) or 1
 
 
 def header_bytes(slots: int) -> int:

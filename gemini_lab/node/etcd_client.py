@@ -402,6 +402,8 @@ class EtcdClient:
         return lack_of_room(self.address.endpoints)
 
     async def _linked(self) -> EtcdLink:
+        if self._link is not None:
+            return self._link
         async with self._turn:
             if self._link is None:
                 self._link = await self.connect(next(self._endpoints))

@@ -86,6 +86,7 @@ class RootShell:
         self._root: RootAgent | None = None
         self._reading: Reading | None = None
         self._addresses: dict[str, str] = {}  # of all agents, in that reading
+        self._order: JobOrder | None = None  # the newest job, in that reading
         self._known: dict[str, str] = {}  # addresses of nodes that count, as the store has them
         self._epoch: int | None = None  # as the store has it
         self._job_number: int | None = None
@@ -149,6 +150,8 @@ class RootShell:
         now = self._clock()
         if reading is not self._reading:
             self._reading, self._addresses = reading, node_addresses(reading.items)
+            job = reading.items.get("job")
+            self._order = None if job is None else msgspec.json.decode(job, type=JobOrder)
         self._links.follow(self._addresses, is_settled=is_settled)
         others, connected = self._others.keys(), self._links.connected
         is_certain = self._cut_off.is_certain(now, others=others, connected=connected)
@@ -263,8 +266,7 @@ class RootShell:
             raise Deposed
 
     def _observe_job(self, items: Mapping[str, str], *, registered: int, now: float) -> None:
-        if "job" in items:
-            order = msgspec.json.decode(items["job"], type=JobOrder)
+        if (order := self._order) is not None:
             wanted = min(order.seats.nodes, registered)
             is_new = self._job_number is None or order.number > self._job_number
             if is_new and len(self._links.connected) >= wanted:
@@ -298,7 +300,7 @@ class RootShell:
 
         Where the nodes are is for a next root that finds none of them registered.
         """
-        values = {"state": state.written_at(self._clock()).to_text()}
+        values = {"state": state.to_text(self._clock())}
         known = _of_those_that_count({**self._known, **self._links.addresses}, state)
         if known != self._known:
             values[ADDRESSES_KEY] = json.dumps(known)

@@ -41,6 +41,7 @@ class Sealed:
         self.identity = identity
         self._where, self._prefix = ", ".join(address.endpoints), prefix.rstrip("/") + "/"
         self._key = key_of(token, prefix)
+        self._proved_last: dict[str, tuple[str, bytes, str]] = {}  # most are read again unchanged
 
     def written(self, key: str, value: str) -> str:
         return seal(self._key, self._identity_in(key), key, value) + value
@@ -54,10 +55,15 @@ class Sealed:
         Raises:
             StoreForgedError: It does not bear the seal of this key.
         """
+        identity = self._identity_in(key)
+        *last, value = self._proved_last.get(key, ("", b"", ""))
+        if last == [identity, stored]:
+            return value
         said = stored[:SEAL_CHARACTERS]
         value = stored[SEAL_CHARACTERS:].decode(errors="replace")
-        wanted = seal(self._key, self._identity_in(key), key, value)
+        wanted = seal(self._key, identity, key, value)
         if hmac.compare_digest(said, wanted.encode()):
+            self._proved_last[key] = identity, stored, value
             return value
         name = repr(self._prefix + key[:SHOWN_CHARACTERS])  # a stranger may have chosen it
         raise StoreForgedError(

@@ -66,6 +66,11 @@ class RankEnds:
         self._over: dict[int, EndReached] = {}
         self._left: set[int] = set()  # who has left its loop, and trained no more
 
+    @property
+    def are_any(self) -> bool:
+        """Whether anything of a rank is over."""
+        return bool(self._over)
+
     def restart(self, ranks: Iterable[int], *, iteration: int) -> None:
         """All ranks begin, after `iteration`."""
         self._done = dict.fromkeys(ranks, iteration)
@@ -102,8 +107,6 @@ class RankEnds:
         Args:
             places: What is seen of the ranks.
         """
-        if not self._over:
-            return None
         training = self._done.keys() - self._over.keys()
         begun = {rank: self._done[rank] + 1 for rank in places.in_step if rank in training}
         begun |= self._begun

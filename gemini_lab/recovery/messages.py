@@ -16,6 +16,7 @@ was said before a fence can be told from what came after it.
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Final, Literal, Union
 
 import msgspec
@@ -256,7 +257,7 @@ class Refused(Message, frozen=True, kw_only=True):
 # -- what a job is to root, agents and workers -----------------------------------------------------
 
 
-class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A job as the lab submits it."""
 
     number: Count  # counts the lab's runs
@@ -275,6 +276,11 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # With which each worker's interpreter starts, on every node and in every start: the order of a
     # set of texts follows it.
     hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
+
+    @cached_property
+    def launched_with(self) -> Settings:
+        """The launcher's settings, which count until a script has called `protect`."""
+        return Settings.parse({**self.defaults, **self.settings})
 
     def resumes_elsewhere(self, settings: Settings) -> bool:
         """Return whether a resumed run's script names another tier than its launcher did.

@@ -247,10 +247,6 @@ class RootState:
             replace(self.copies, placed_at_s=placed_at_s and placed_at_s + ahead_s),
         )
 
-    def written_at(self, clock_s: float) -> "RootState":
-        """Return the state as it is stored, with the writer's clock."""
-        return self.with_parts(replace(self.story, clock_s=clock_s))
-
     @property
     def job(self) -> JobOrder:
         """The job; only for a state that has one."""
@@ -315,13 +311,17 @@ class RootState:
 
     def read_settings(self) -> Settings:
         """Return the workers' settings; before `protect` sent them, the launcher's."""
-        known = self.setup.settings
-        return known or Settings.parse({**self.job.defaults, **self.job.settings})
+        return self.setup.settings or self.job.launched_with
 
-    def to_text(self) -> str:
-        """Return the state as JSON, with the seats in few words: a store takes 1.5 MB at most."""
+    def to_text(self, clock_s: float = 0.0) -> str:
+        """Return the state as JSON, with the seats in few words: a store takes 1.5 MB at most.
+
+        Args:
+            clock_s: The writer's clock.
+        """
         placed = self.setup.placed
-        rest = self.with_parts(replace(self.setup, placed=None))
+        story = replace(self.story, clock_s=clock_s)
+        rest = self.with_parts(replace(self.setup, placed=None), story)
         stored = _Stored(rest=rest, seats=None if placed is None else ToldSeats.of(placed))
         return msgspec.json.encode(stored).decode()
 

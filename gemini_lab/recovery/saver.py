@@ -277,8 +277,10 @@ class Saver:
 
     def give_up_if_late(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """Give up a save that takes too long, so that later versions can be saved."""
+        if self.version is None:
+            return
         limit_s = state.read_settings().persist_limit_s
-        if self.version is not None and at_s - self._began_s > limit_s:
+        if at_s - self._began_s > limit_s:
             reason = f"the persistent tier took longer than {limit_s:.0f} s"
             yield from self.give_up(at_s, reason, state=state)
 

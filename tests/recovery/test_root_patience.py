@@ -275,10 +275,10 @@ def test_another_machines_clock_gives_nothing_up_too_early_nor_later(ahead_s):
     first = Story(nodes=6).start(iterations=5, give_up_progress_after_s=60)
     first.lose("node-0", "node-1")
     first.tick(first.now_s + 30)
-    left = first.states[-1].written_at(first.now_s)  # as it is stored
+    left = first.states[-1]
     second = Story(nodes=0, state=RootState())
     second.now_s = first.now_s + ahead_s
-    second.root = RootAgent(state=RootState.from_text(left.to_text()), at_s=second.now_s)
+    second.root = RootAgent(state=RootState.from_text(left.to_text(first.now_s)), at_s=second.now_s)
     second.copies = {n: c for n, c in first.copies.items() if n not in {"node-0", "node-1"}}
     for node in second.copies:
         second.root.living[node] = AgentJoined(at_s=second.now_s, node=node, epoch=left.epoch)

@@ -376,7 +376,7 @@ class Workers(PartOfRoot):
                 yield Emit(event=events.Note(text=text))
         yield from self._say_if_unprotected(at_s)
         hung = self.run.watch.pulses.hung(at_s, limits, ranks=ranks, finished=finished)
-        if apart := self.run.watch.ends.apart(self._places(at_s)):
+        if self.run.watch.ends.are_any and (apart := self.run.watch.ends.apart(self._places(at_s))):
             does_nothing = self.run.watch.pulses.stand(at_s, limits, ranks=apart.behind)
             if hung or (apart.is_certain and does_nothing):
                 yield from self._on_apart(at_s, apart)
