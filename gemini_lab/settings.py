@@ -230,6 +230,9 @@ class ProcessSettings:
         on_ailing: If a machine tells of a fault after which it will fail, or may compute wrong:
             `"drain"` moves its ranks to another machine, `"warn"` only names it. Other faults are
             only named in any case (`docs/how-to/health.md`).
+        reads_ahead: Whether the script asks its loader for the next batch before it trains on the
+            one that it has, as prefetchers for GPUs do. A version then counts the batches that
+            training has used. The script sets it, in its `"gemini"` block.
         preload: Modules of installed packages that a restart finds imported, separated by commas,
             such as "transformers,gemini_lab.adapters.transformers". The launcher sets it
             (`--set preload=...`): they are imported before the script sets its environment.
@@ -245,6 +248,7 @@ class ProcessSettings:
     idle_s: float = above_zero(300.0)
     on_slow: str = one_of("warn", ("warn", "drain"))
     on_ailing: str = one_of("drain", ("drain", "warn"))
+    reads_ahead: bool = False
     preload: str | None = module_names(None)
     keep_processes: bool = False
 

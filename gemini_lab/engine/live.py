@@ -48,6 +48,11 @@ _CAPTURED: Final = (
     "capture the forward and backward passes alone (torch.cuda.make_graphed_callables, or "
     'torch.compile with mode="reduce-overhead"), and call optimizer.step outside of the graph'
 )
+_READ_APART: Final = (
+    "another thread than the one that trains reads a loader in data=, so that no version could say "
+    "which batches training has used; read it in the thread that trains: a DataLoader reads ahead "
+    "by itself with num_workers and prefetch_factor"
+)
 WAITS_FOR_ENDS: Final = "the end of the other ranks' scripts"
 
 
@@ -180,6 +185,8 @@ class LiveProtection:
                     self._begin_pass()
                     yield number
                     self._leave_pass(loop)
+                    for watch in self._state.script.watches:
+                        watch.end_epoch()
                     loop.begin(number + 1)
                     if self._loops.state is not LoopState.TOLD:
                         self._sealer.keep_drawn()
@@ -309,6 +316,8 @@ class LiveProtection:
             self._sealer.seal()
         if self.is_early:
             return
+        for watch in self._state.script.watches:
+            watch.note_forward()
         self._flaws()
         if self._verification is not None:
             self._verification.begin(self._state.version + 1)
@@ -319,8 +328,11 @@ class LiveProtection:
 
         Raises:
             ConfigError: The script has ended.
-            UnsupportedError: The update is being captured in a CUDA graph.
+            UnsupportedError: The update is being captured in a CUDA graph, or another thread reads
+                the data.
         """
+        if any(watch.is_read_apart for watch in self._state.script.watches):
+            raise UnsupportedError(_READ_APART)
         in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if in_use and torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(_CAPTURED)

@@ -195,6 +195,9 @@ def ready_engine(
         start = session.stand_by()
         session.meet()
     session.code.begin(settings)
+    with jointly():
+        if settings.reads_ahead:
+            script.read_ahead()
     is_first = start.fingerprint is None  # of the run: nobody has called this before
     with jointly():  # at each start: a rank that starts later plays the others' collectives
         has_nothing = is_first or start.plan.version is None

@@ -8,6 +8,7 @@ read and not handed over. What a script keeps in variables and objects of its ow
 a training process is never searched.
 """
 
+import sys
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from gemini_lab.engine.state.user_state import (
     OF_MODULES,
     OwnValues,
     is_metric,
+    is_small,
     read_metric,
     read_values,
 )
@@ -87,6 +89,11 @@ class Bystanders:
         )
         parts = [part for part in engine.module.modules() if is_own_type(type(part))]
         # Those of torch and DeepSpeed have only what is kept, or made again.
+        for part in engine.module.modules():
+            for name, helper in sorted(vars(part).items()):
+                if _is_helper(helper):
+                    text = f"tensors of {name!r} of a {type(part).__name__}"
+                    self._watch(text, _look_at(helper, _held_by))
         trained = [one for one in optimizers if isinstance(one, torch.optim.Optimizer)]
         trained = [one for one in trained if not type(one).__module__.startswith("torch.")]
         others = [part for one in trained for _, part in parts_of(one)]
@@ -156,7 +163,27 @@ def _parts(model: nn.Module) -> int:
 def _grown(held: ref[object], name: str, identity: int) -> int | None:
     """Return a checksum of a container that a thing still has and that no version keeps."""
     value = vars(thing).get(name) if (thing := held()) is not None else None
-    return digest(value) if id(value) == identity and not is_plain(value) else None
+    is_kept = is_plain(value) or is_small(value)
+    return digest(value) if id(value) == identity and not is_kept else None
+
+
+def _is_helper(thing: object) -> bool:
+    """Return whether it is a plain object that may hold tensors, such as averages of a library."""
+    kind = type(thing)
+    is_known = isinstance(thing, (nn.Module, torch.Tensor, torch.optim.Optimizer, *KINDS))
+    is_plain_object = kind.__module__ not in {"builtins", "collections", "types"}
+    is_torchs = kind.__module__.startswith(("torch.", "numpy"))
+    return (
+        not is_known
+        and is_plain_object
+        and not is_torchs
+        and bool(getattr(thing, "__dict__", None))
+    )
+
+
+def _held_by(thing: object) -> int:
+    held = [*_tensors([*vars(thing).values()], depth=_DEEPEST - 2)]
+    return _sum_of(held, len(held))
 
 
 def _values_in(module: nn.Module) -> int:
@@ -192,7 +219,7 @@ def _beside_weights(model: nn.Module) -> dict[str, list[torch.Tensor]]:
             if name in part._non_persistent_buffers_set:  # noqa: SLF001
                 found[f"the model's buffers {name!r}, which persistent=True keeps"].append(buffer)
         for name, value in vars(part).items():
-            if type(value) is torch.Tensor:
+            if type(value) is torch.Tensor and not (is_own_type(type(part)) and is_small(value)):
                 found[f"its attributes {name!r}, which register_buffer keeps"].append(value)
     return found
 
@@ -314,6 +341,8 @@ def _taken_amid(iterator: Any) -> int:
         return taken
 
 
+_FEW_NAMES: Final = 3
+_SAME: Final = 40  # characters by which a remark is known whose names may grow
 _LOOKS: Final = 3  # so many versions of a worker are looked at
 _GLANCES: Final = (3, 10, 30, 100, 300, 1000, 3000)  # versions, after which it is looked around
 
@@ -324,6 +353,12 @@ STANDS_STILL: Final = (
 TAKE_TURNS: Final = (
     "the script reads two iterators of one loader in turn, and a version keeps the position of the "
     "newer one only: read the other one, such as an evaluation, from a loader of its own"
+)
+READS_AHEAD: Final = (
+    "the script asked for {} batches before its first forward pass, and for one before each later "
+    "one. If it holds the next batch while it trains on another one, a failure would leave that "
+    'batch out: hold one at most, and set "reads_ahead": true. If it only looks at the first '
+    "batches, it may stay as it is"
 )
 ARE_STRAYS: Final = (
     "the script reads loaders that `protect` does not know ({}), and after a failure they start "
@@ -345,6 +380,12 @@ ARE_NOT_KEPT: Final = (
     'its optimizer: protect(..., also={{"ema": ema}})'
 )
 
+COMPILED_BY_HISTORY: Final = (
+    "torch.compile has compiled the model again, because {} changed: from then on it computes with "
+    "other code, and which code depends on all that came before in a process. After a failure the "
+    "last bits may differ. Choose one kind of code, by torch.compile(..., dynamic=True) or "
+    "dynamic=False, and keep numbers that change in tensors"
+)
 COMES_LATE: Final = (
     "the script made a schedule of the optimizer after `protect` ({}), and no version keeps it: "
     "after a failure it would start from its beginning, at the restored rate; make it before "
@@ -405,12 +446,17 @@ class ScriptWatch:
         self._sealed += 1
         for text in self._notices():
             self.remark_once(text)
+        for lead in {one.lead for one in self._script.watches if one.lead and not one.is_ahead}:
+            self.remark_once(READS_AHEAD.format(lead + 1))
         if strays := self._strays.read_on():
             self.remark_once(ARE_STRAYS.format(", ".join(strays)))
         if self._sealed in (1, *_GLANCES):
             self._strays.look()
             if late := self._script.late_schedules():
                 self.remark_once(COMES_LATE.format(", ".join(late)))
+        is_told = any(text.startswith(COMPILED_BY_HISTORY[:_SAME]) for text in self._said)
+        if self._sealed in _GLANCES and not is_told and (changing := _compiled_by_history()):
+            self.remark_once(COMPILED_BY_HISTORY.format(", ".join(changing)))
         if self._sealed in _GLANCES and (names := self._script.bystanders()):
             self.remark_once(ARE_NOT_KEPT.format(", ".join(names)))
         if self._sealed in _GLANCES and (changes := self._script.data_changes()):
@@ -438,6 +484,18 @@ class ScriptWatch:
         if text not in self._said:
             self._said.append(text)
             self._remark(text)
+
+
+def _compiled_by_history() -> list[str]:
+    """Return names of what torch.compile took for constant at first, and for variable now."""
+    states = getattr(sys.modules.get("torch._dynamo.pgo"), "_CODE_STATE", None) or {}
+    variable = getattr(sys.modules.get("torch._dynamo.pgo"), "auto_dynamic", None)
+    found = set[str]()
+    for state in states.values():
+        for name, entry in state.automatic_dynamic.items():
+            sizes = entry.size if isinstance(entry.size, tuple) else (entry.scalar,)
+            found |= {name} if any(one is variable for one in sizes) else set()
+    return sorted(found)[:_FEW_NAMES]
 
 
 def _without_counts(position: Any) -> Any:

@@ -622,6 +622,124 @@ def test_a_batch_that_could_not_be_made_counts(workers):
     assert encode(read(iter(other), 2)) == encode(expected)
 
 
+class Prefetcher:
+    """Fetches the next batch before it gives one, as those for GPUs do."""
+
+    def __init__(self, loader):
+        self.batches = iter(loader)
+        self.next = next(self.batches, None)
+
+    def get(self):
+        given, self.next = self.next, next(self.batches, None)
+        return given
+
+
+@pytest.mark.parametrize("trained", [0, 1, 3, 4, 5, 7], ids=lambda trained: f"{trained} trained on")
+@pytest.mark.parametrize("workers", [0, 1], ids=lambda workers: f"{workers} workers")
+@pytest.mark.parametrize("held", [1, 2], ids=lambda held: f"{held} held at the loop's top")
+def test_a_batch_that_a_script_holds_while_it_trains_comes_again(trained, workers, held):
+    """Training draws before the next batch is made, and so do samples that are made here."""
+
+    def make():
+        return DataLoader(Samples(), batch_size=2, shuffle=True, num_workers=workers)
+
+    def training(loader):
+        script = ScriptState(data=[loader])
+        script.read_ahead()
+        prefetcher, batch = Prefetcher(loader), None
+        if held == 2:
+            batch = prefetcher.get()
+        while True:
+            yield script, batch
+            if held == 1:
+                batch = prefetcher.get()
+            if batch is None:
+                prefetcher = Prefetcher(loader)
+                batch = prefetcher.get()
+            script.watches[0].note_forward()
+            now = batch, torch.rand(3), random.random()
+            if held == 2:
+                batch = prefetcher.get()
+                if batch is None:
+                    prefetcher = Prefetcher(loader)
+                    batch = prefetcher.get()
+            yield script, now
+
+    def steps(loop, count):
+        for _ in range(count):
+            _, now = next(loop)
+            yield now
+            next(loop)
+
+    loader, position = start(make, 1)
+    loop = training(loader)
+    script, _ = next(loop)
+    list(steps(loop, trained))
+    kept = encode({"position": script.positions()[0], "random": random_states()})
+    expected = encode([*steps(loop, 9)])
+
+    other, position = start(make, 2)
+    small = decode(kept)
+    position.is_ahead = True
+    position.load_state_dict(small["position"])
+    loop = training(other)
+    next(loop)
+    position.load_again(small["position"])  # as at the top of the loop that made the version
+    restore_random_states(small["random"])
+    assert encode([*steps(loop, 9)]) == expected
+
+
+@pytest.mark.parametrize("holds", [0, 1, 2], ids=lambda holds: f"{holds} held")
+def test_a_script_that_reads_ahead_is_known_by_its_first_forward_passes(holds):
+    loader, position = start(LOADERS["in order"], 1)
+    batches = iter(loader)
+    list(islice(batches, holds))
+    for _ in range(3):
+        next(batches)
+        position.note_forward()
+        position.note_forward()  # of another model
+    assert position.lead == holds
+
+
+@pytest.mark.parametrize("holds", [0, 2], ids=lambda holds: f"{holds} held")
+def test_a_script_that_does_not_hold_one_batch_is_refused_if_it_says_so(holds):
+    loader, position = start(LOADERS["in order"], 1)
+    position.is_ahead = True
+    batches = iter(loader)
+
+    def train():
+        list(islice(batches, holds))
+        for _ in range(3):
+            next(batches)
+            position.note_forward()
+
+    with pytest.raises(ConfigError, match=f"asks for {holds + 1} batches before the first forward"):
+        train()
+
+
+def test_a_loader_that_is_read_without_training_is_refused_before_it_takes_memory():
+    loader, position = start(lambda: DataLoader(Samples(40)), 1)
+    position.is_ahead = True
+    with pytest.raises(ConfigError, match="asked for 17 batches without a forward pass"):
+        list(loader)
+
+
+def test_data_that_are_no_loader_cannot_be_read_ahead():
+    with pytest.raises(ConfigError, match="give the DataLoader that the script reads"):
+        ScriptState(data=[SimpleNamespace(state_dict=dict, load_state_dict=print)]).read_ahead()
+
+
+def test_a_loader_that_another_thread_reads_ends_no_iteration_there():
+    loader, position = start(LOADERS["in order"], 1)
+    seen = []
+    position.on_fetch = lambda: seen.append(1)
+    thread = threading.Thread(target=lambda: list(loader))
+    thread.start()
+    thread.join()
+    assert position.is_read_apart
+    assert seen == []
+
+
 def test_a_stateful_loader_inside_one_that_reads_ahead_is_refused_with_the_way_out():
     accelerate = pytest.importorskip("accelerate.data_loader")
     loader = accelerate.prepare_data_loader(

@@ -308,14 +308,14 @@ def test_values_that_a_module_changes_come_back_and_others_stay(wrap):
 class Turning(nn.Module):
     """Angles for positions, made for as many as were asked for, as rotary embeddings have them."""
 
-    def __init__(self, keep):
+    def __init__(self, keep, scale=1):
         super().__init__()
-        self.length, self.keep = 0, keep
+        self.length, self.keep, self.scale = 0, keep, scale
 
     def grow(self, length):
         if length > self.length:
             self.length = length
-            self.keep(self, torch.arange(length, dtype=torch.float32))
+            self.keep(self, torch.arange(self.scale * length, dtype=torch.float32))
         return self.angles[:length].sum()
 
 
@@ -327,9 +327,9 @@ def in_a_buffer(part, angles):
     part.register_buffer("angles", angles, persistent=False)
 
 
-@pytest.mark.parametrize("keep", [in_an_attribute, in_a_buffer])
-def test_a_length_is_left_alone_whose_tensors_no_version_has(keep):
-    before, after = Turning(keep), Turning(keep)
+@pytest.mark.parametrize(("keep", "scale"), [(in_an_attribute, 2**17), (in_a_buffer, 1)])
+def test_a_length_is_left_alone_whose_tensors_no_version_has(keep, scale):
+    before, after = Turning(keep, scale), Turning(keep, scale)
     kept, anew = OwnValues(nn.Sequential(before)), OwnValues(nn.Sequential(after))
     wanted = before.grow(5)
     assert kept.changed() == {}
@@ -339,6 +339,62 @@ def test_a_length_is_left_alone_whose_tensors_no_version_has(keep):
     assert after.grow(5) == wanted
     kept.put({})  # as where training goes back
     assert before.grow(5) == wanted
+
+
+class Recurrent(nn.Module):
+    """Takes its hidden state from batch to batch, beside a view of its weights."""
+
+    def __init__(self, size=3):
+        super().__init__()
+        self.cell = nn.LSTM(2, size)
+        self.hidden = tuple(torch.zeros(1, 4, size) for _ in range(2))
+        self.first, self.last, self.passes = self.cell.weight_hh_l0.data[:1], None, 0
+
+    def forward(self, batch):
+        out, self.hidden = self.cell(batch, tuple(one.detach() for one in self.hidden))
+        self.last, self.passes = {"out": out.detach()}, self.passes + 1
+        return out
+
+
+def test_the_hidden_state_of_a_recurrent_model_comes_back():
+    before, after = Recurrent(), Recurrent()
+    after.load_state_dict(before.state_dict())
+    kept, anew = OwnValues(before), OwnValues(after)
+    before(torch.ones(5, 4, 2))
+    state = decode(encode(kept.changed()))
+    wanted, inside = before(torch.ones(5, 4, 2)), after.hidden[0]
+    anew.put(state)
+    assert torch.equal(after(torch.ones(5, 4, 2)), wanted)
+    assert inside.any()  # in place: others may hold it
+    kept.put(state)  # as where training goes back
+    assert torch.equal(before(torch.ones(5, 4, 2)), wanted)
+    assert kept.left_out == anew.left_out == set()
+
+
+def test_a_view_of_weights_stays_one_and_an_unchanged_tensor_is_not_read():
+    model = nn.Sequential(Recurrent())
+    kept = OwnValues(model)
+    assert kept.changed() == {}
+    with torch.no_grad():
+        model[0].cell.weight_hh_l0.fill_(7.0)
+    assert kept.changed() == {}
+    kept.put({})
+    assert model[0].first.eq(7.0).all()
+    model[0].hidden[1].add_(1)
+    assert [*kept.changed()["0"]] == ["hidden"]
+
+
+def test_a_hidden_state_without_room_is_named_once_it_changes_and_a_cache_is_not():
+    model = Recurrent()
+    kept = OwnValues(model)
+    kept.room_bytes = 100
+    model.cache = torch.ones(64)
+    assert kept.changed() == {}
+    assert kept.left_out == set()
+    model.hidden[0].add_(1)
+    assert kept.changed() == {}
+    (text,) = kept.left_out
+    assert text.startswith("'hidden' of a Recurrent, which also has tensors")
 
 
 def test_parts_that_a_model_is_given_and_attributes_that_come_later_are_found():

@@ -170,6 +170,8 @@ class _Reading:
         self._state = ScriptState(data=[thing])
         if is_watched:
             self._state.read_again(thing)
+        for one in self._state.watches:
+            one.is_ahead = False  # here no training follows a batch
         self._batches: Iterator[Any] | None = None
         self.epoch = 0  # of which it reads, counted from its first
 

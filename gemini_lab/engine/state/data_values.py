@@ -33,7 +33,7 @@ from gemini_lab.engine.state.user_state import OF_PROCESS, keepsakes
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 
-_DEEPEST_PART: Final = 5
+_DEEPEST_PART: Final = 8  # a transform in a Compose in a Compose of a data set
 _OF_DATA: Final = ("torch.utils.data", "torchdata.nodes")
 """Packages whose objects are made of a script's, for data."""
 _MOST_ELEMENTS: Final = 64  # elements of a container, which are data where they are more
@@ -88,14 +88,26 @@ def _parts_in(thing: Any) -> Iterator[tuple[object, object]]:
             yield from [*thing.items()] if kind is dict else enumerate([*thing])
     elif kind is FunctionType:
         yield from variables_around(thing).items()
+        yield from [*enumerate(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
     elif kind is MethodType:
         yield "self", thing.__self__
     elif kind is partial:
         yield from (("func", thing.func), ("args", thing.args), ("keywords", thing.keywords))
     elif is_own_type(kind) or kind.__module__.startswith(_OF_DATA):
         yield from [*getattr(thing, "__dict__", {}).items()]
+        if is_own_type(kind):
+            yield from _beside_attributes(thing)
     elif isinstance(thing, nn.Sequential):
         yield from enumerate(thing)
+
+
+def _beside_attributes(thing: Any) -> Iterator[tuple[str, object]]:
+    """Yield generators in slots of a thing, and in attributes that its class has for all."""
+    for kind in type(thing).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        named = {slots: None} if isinstance(slots, str) else dict.fromkeys(slots)
+        held = {**vars(kind), **{name: getattr(thing, name, None) for name in named}}
+        yield from [(name, one) for name, one in held.items() if isinstance(one, GENERATORS)]
 
 
 Values = StateDict

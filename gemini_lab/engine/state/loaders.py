@@ -8,6 +8,12 @@ without where its data set can.
 
 Accelerate's loaders read a batch ahead, and what they draw for it lies among what training draws.
 So the random states in which the last batch was asked for are kept, too.
+
+A script may read ahead itself: it asks for a batch while it still trains on the one before, and a
+position that counts what was asked for would leave a batch out. A script that says so, by the
+setting `reads_ahead`, gets a position that counts what it has trained on. Each forward pass after
+new questions takes one batch. Those that the script holds are read again in the random states in
+which it had asked for them.
 """
 
 import time
@@ -15,6 +21,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from itertools import islice
+from threading import get_ident
 from typing import Any, Final
 
 import torch
@@ -31,6 +39,8 @@ KINDS: Final = (DataLoader, DeepSpeedDataLoader)
 """Classes of loaders that can be watched; their subclasses too."""
 _WATCH: Final = "_gemini_lab_watch"
 _OVER: Final = object()
+_FORWARDS: Final = 3  # forward passes that show whether a script reads ahead
+_MOST_HELD: Final = 16  # batches that a script holds, with 15 kB of random states each
 _COUNTS: Final = ("epoch", "iteration", "initial_seed")  # with which a sampler seeds its order
 
 
@@ -59,6 +69,12 @@ class LoaderWatch:
         self._prepared: _Batches | None = None
         self._made = 0  # iterators
         self._is_asked = False  # for a batch, which has not come
+        self.is_ahead = False  # the setting `reads_ahead`
+        # How many more batches were asked for before the first forward pass than before later ones.
+        self.lead = 0
+        self._is_awaited = False  # the end of the newest iterator, which the script may still hold
+        self.thread = get_ident()  # which trains
+        self.is_read_apart = False  # by another thread
         self._made_when_put = 0  # when a position was put back
         self._begun = 0  # of those, by the script in this pass of its loop
         self._begun_then: int | None = None  # the same, by a position that was put back
@@ -75,18 +91,23 @@ class LoaderWatch:
     def begin(self) -> "_Batches":
         """Return an iterator: the one that a position was put back into, or a new one."""
         self._begun += 1
+        self._is_awaited = True
         batches, self._prepared = self._prepared, None
         return self._begin_epoch() if batches is None else batches
 
     def state_dict(self) -> StateDict:
         """Return the position: the random states at the iterator's making, and batches taken."""
         latest = self._latest()
-        is_under_way = latest is not None and not latest.is_over
+        held = [] if latest is None else latest.held
+        # A script that reads ahead knows of the end before it comes to it.
+        is_over = latest is None or (latest.is_over and not (self.is_ahead and self._is_awaited))
+        is_under_way = latest is not None and not is_over
         return {
             "began": self._began if is_under_way else None,
             "drawn_from": self._drawn_from if is_under_way else {},
             "asked": self._asked if is_under_way else {},
-            "taken": latest.taken if latest is not None and is_under_way else 0,
+            "taken": latest.taken - len(held) if latest is not None and is_under_way else 0,
+            "held": held,
             "now": self._draws(),
             "own": read_generators(of_loader(self.loader)),
             "counts": self.values.changed(),
@@ -96,7 +117,11 @@ class LoaderWatch:
 
     def begin_pass(self) -> None:
         """Count iterators from here on: a loop, or a pass of one over epochs, begins."""
-        self._begun = 0
+        self._begun, self.thread = 0, get_ident()
+
+    def end_epoch(self) -> None:
+        """Take the script to have used all batches of its iterator: its epoch is over."""
+        self._is_awaited = False
 
     @property
     def is_where_put(self) -> bool:
@@ -109,6 +134,24 @@ class LoaderWatch:
     @property
     def has_begun(self) -> bool:
         return self._made > 0
+
+    def note_forward(self) -> None:
+        """Take a batch as trained on, if one was asked for since the forward pass before.
+
+        Raises:
+            ConfigError: The script holds no batch in advance, or several, against `reads_ahead`.
+        """
+        latest = self._latest()
+        if latest is None or not latest.note_forward():
+            return
+        first, *later = latest.gaps
+        self.lead = first - max(later)
+        if self.is_ahead and self.lead != 1:
+            raise ConfigError(
+                f'"reads_ahead" is true, and the script asks for {first} batches before the first '
+                f"forward pass of an epoch, and for {max(later)} before each later one; the "
+                "setting is for scripts that ask for 2 and for 1: leave it out, or hold one batch"
+            )
 
     @property
     def passes(self) -> int:
@@ -147,7 +190,7 @@ class LoaderWatch:
         or has not read it yet; else the next one that it makes does.
         """
         latest = self._latest()
-        is_read = latest is not None and latest.taken != state["taken"]
+        is_read = latest is not None and latest.taken - len(latest.held) != state["taken"]
         if self._made == self._made_when_put and not is_read:
             return
         was_made_in_loop = state.get("begun", 1) > 0
@@ -157,7 +200,12 @@ class LoaderWatch:
             self.move_back(state)
 
     def can_move_back(self, state: StateView) -> bool:
-        """Return whether the script's own iterator can go to a position of its epoch."""
+        """Return whether the script's own iterator can go to a position of its epoch.
+
+        Not if the script holds batches: no iterator can take these back.
+        """
+        if self.is_ahead:
+            return False
         if self.is_over:
             return state["began"] is None
         return state["began"] is not None and encode(state["began"]) == encode(self._began)
@@ -184,12 +232,17 @@ class LoaderWatch:
         self._give_away(self._prepared, batches)
 
     def note_fetch(self, batches: "_Batches") -> None:
+        if get_ident() != self.thread:
+            # What ends an iteration must not run while another thread trains.
+            self.is_read_apart = True
+            return
         self._is_asked = True
         self.on_fetch()
         self._is_asked = False
+        batches.note_ask(keeps_state=self.is_ahead)
         if batches.number != self._made:
             self.on_return()
-        if batches.number == self._made and not batches.taken:
+        if batches.number == self._made and batches.is_unread:
             self._drawn_from = self._beginning()
         if self._reads_ahead:
             self._asked = random_states()
@@ -202,6 +255,7 @@ class LoaderWatch:
         if drawn_from := state.get("drawn_from"):  # an older version has none
             self._put_beginning(drawn_from)
         self._give_away(self._prepared, taken, asked=asked)
+        self._prepared.hold(state.get("held", []))
         self._drawn_from, self._asked = dict(drawn_from or {}), dict(asked)
         self.replayed, self.replay_s = taken, time.perf_counter() - started_s
 
@@ -273,8 +327,12 @@ class _Batches:
         self.number = number
         self.taken = 0
         self.is_over = False
+        self.gaps: list[int] = []  # how many were asked for before each of the first forward passes
         self._watch = watch
         self._batches = batches
+        self._asked = self._asked_then = 0  # so far, and before the newest forward pass
+        self._states: list[StateDict] = []  # random, at each question that no training followed yet
+        self._again: list[tuple[StateDict, Any]] = []  # batches that the script had held
 
     def __iter__(self) -> "_Batches":
         return self
@@ -282,10 +340,51 @@ class _Batches:
     def __len__(self) -> int:
         return len(self._watch.loader)
 
+    @property
+    def is_unread(self) -> bool:
+        return not self.taken and not self._again
+
+    @property
+    def held(self) -> list[StateDict]:
+        """Return the random states in which the script asked for what it has not trained on."""
+        unanswered = 1 if self.is_over else 0
+        return self._states[: max(0, len(self._states) - unanswered)]
+
+    def note_ask(self, *, keeps_state: bool) -> None:
+        self._asked += 1
+        if not keeps_state:
+            return
+        self._states.append(self._again[0][0] if self._again else random_states())
+        if len(self._states) > _MOST_HELD:
+            raise ConfigError(
+                f'"reads_ahead" is true, and the script asked for {len(self._states)} batches '
+                "without a forward pass; read the loader of training for training alone"
+            )
+
+    def note_forward(self) -> bool:
+        """Take one as trained on; return whether as many as show what a script does now are."""
+        new = self._asked - self._asked_then
+        if not new:
+            return False
+        self._asked_then = self._asked
+        del self._states[:1]
+        if len(self.gaps) == _FORWARDS:
+            return False
+        self.gaps.append(new)
+        return len(self.gaps) == _FORWARDS
+
+    def hold(self, states: Sequence[StateDict]) -> None:
+        """Read batches in these random states, to give them before all others."""
+        for state in states:
+            restore_random_states(state)
+            self._again += [(state, batch) for batch in islice(self._batches, 1)]
+
     def __next__(self) -> Any:
+        if self.is_over:  # a prefetcher may ask once more
+            raise StopIteration
         self._watch.note_fetch(self)
         try:
-            batch = next(self._batches)
+            batch = self._again.pop(0)[1] if self._again else next(self._batches)
         except StopIteration:
             self.is_over = True
             self._watch.on_over()
@@ -300,7 +399,9 @@ class _Batches:
     # It is this object that the script holds, so the position moves into it.
     def take_over(self, other: "_Batches") -> None:
         self.number, self.taken, self.is_over = other.number, other.taken, other.is_over
-        self._batches = other._batches  # noqa: SLF001 - of its own class
+        # Of its own class.
+        self._batches, self._again = other._batches, other._again  # noqa: SLF001
+        self._states = []
 
     def skip(self) -> bool:
         """Give a batch away, or a failure to make it; false if there is none."""

@@ -86,11 +86,28 @@ class ScriptState:
         """From now on, come to a loader's positions by reading its batches again."""
         self.sources = [watch(one) if one is source else one for one in self.sources]
 
+    def read_ahead(self) -> None:
+        """From now on, take a loader to stand where training does, not where the script reads.
+
+        Raises:
+            ConfigError: A source of `data` is no loader.
+        """
+        for one in self._others:
+            raise ConfigError(
+                f'"reads_ahead" is true, and data= has a {type(one).__name__}, whose batches '
+                "gemini_lab cannot count; give the DataLoader that the script reads"
+            )
+        for loader in self._loaders:
+            self.read_again(loader)
+        for one in self.watches:
+            one.is_ahead = True
+
     @property
     def room_bytes(self) -> int:
         """Return the room for large things that were handed over, in whole MiB."""
         held = sum(one.room_bytes for one in self.keepsakes.values())
         held += 0 if self.client_state is None else len(encode(self.client_state))
+        held += 0 if self.values is None else self.values.room_bytes
         return -(-held // MIB) * MIB
 
     def positions(self) -> list[Any]:

@@ -1,14 +1,15 @@
 """The script's `also`: generators, and objects of its own with a state, read and put back.
 
 Also what a module's `state_dict` leaves out: metrics, whose sums torchmetrics does not give by
-default, buffers that are not persistent, and plain values in attributes.
+default, buffers that are not persistent, and in attributes plain values and a few small tensors,
+such as the hidden state that a recurrent model takes from batch to batch.
 """
 
 import random
 import re
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -47,6 +48,8 @@ OF_PROCESS: Final = re.compile(r"(^|_)(fd|fileno|handle|pid|socket)(_|s?$)", re.
 """Names of numbers that mean nothing in another process."""
 _ROOM_BYTES: Final = 128 * 2**10  # for all values of one module
 _NUMBER_BYTES: Final = 9
+_SMALL_BYTES: Final = 2**20  # of tensors in one attribute: larger ones are caches
+_HELD_BYTES: Final = 4 * 2**20  # for all of them
 _OF_METRICS: Final = ("_computed", "_forward_cache", "_cache")
 """What a metric works out again from what it keeps."""
 
@@ -88,8 +91,10 @@ class OwnValues:
     def __init__(self, module: nn.Module, *, keeps_tensors: bool = False) -> None:
         self._module, self._keeps_tensors = module, keeps_tensors
         self._all: list[nn.Module] = []
-        self._parts = [_Part(name, part) for name, part in module.named_modules()]
+        self._parts = [_Part(name, part, module) for name, part in module.named_modules()]
         self._walk()
+        held_bytes = sum(part.held_bytes for part in self._parts)
+        self.room_bytes = _ROOM_BYTES + min(held_bytes, _HELD_BYTES)
         # Names of what changed, and had no room or no place.
         self.left_out = set[str]()
 
@@ -105,22 +110,28 @@ class OwnValues:
         """
         if _children(self._all) != self._children:
             self._walk()
-        found, left_bytes = defaultdict[str, StateDict](dict), _ROOM_BYTES
+        found, left_bytes = defaultdict[str, StateDict](dict), self.room_bytes
         for part in self._parts:
             if not part.may_differ():
                 continue
-            differing = part.differing()
-            if differing and not self._keeps_tensors and part.has_more():
+            differing, has_more = part.differing(), not self._keeps_tensors and part.has_more()
+            tensors = {key for key in differing if is_small(vars(part.part)[key])}
+            sizes = {key: _bytes_of(one) for key, one in differing.items()}
+            is_view = any(_shares(vars(part.part)[key], self._module) for key in tensors)
+            if has_more or is_view or (tensors and sum(sizes.values()) > left_bytes):
+                # All or nothing: a length without its cache would read what is not there.
                 kind: Any = type(part.part)
                 # A metric is told elsewhere, and a library makes its caches again.
                 if is_own_type(kind) and not is_metric(part.part):
-                    self.left_out.add(
-                        f"{next(iter(differing))!r} of a {kind.__name__}, which also has tensors "
-                        "or objects that no version keeps"
-                    )
+                    self.left_out |= {
+                        f"{key!r} of a {kind.__name__}, which also has tensors or objects that no "
+                        "version keeps"
+                        for key in [*differing][:1]
+                        if key not in tensors or part.moves(key)
+                    }
                 continue
             for key, one in differing.items():
-                left_bytes -= len(one) if isinstance(one, (bytes, str)) else _NUMBER_BYTES
+                left_bytes -= sizes[key]
                 if left_bytes >= 0:
                     found[part.name][key] = one
                 else:
@@ -134,7 +145,7 @@ class OwnValues:
         self._walk()
         filled = set[int]()
         for part in self._parts:
-            then, held = changed.get(part.name, {}), _values(part.part)
+            then, held = changed.get(part.name, {}), part.values()
             if not then and not self._keeps_tensors and part.has_more():
                 continue
             for key, one in {**part.first, **then}.items():
@@ -145,7 +156,7 @@ class OwnValues:
                     filled.add(id(current))
                     continue
                 value = decode(one) if type(one) is bytes else one
-                vars(part.part)[key] = refilled(current, value, filled)
+                vars(part.part)[key] = part.placed(key, value, filled)
 
     def _walk(self) -> None:
         """Find all parts: a script may give a model further ones."""
@@ -154,19 +165,29 @@ class OwnValues:
         self._all = [part for _, part in named]
         self._children = _children(self._all)
         self._parts = [
-            known.get(id(part)) or _Part(name, part, is_new=True) for name, part in named
+            known.get(id(part)) or _Part(name, part, self._module, is_new=True)
+            for name, part in named
         ]
 
 
 class _Part:
     """A part of a module, and what its attributes held when this was made."""
 
-    def __init__(self, name: str, part: nn.Module, *, is_new: bool = False) -> None:
+    def __init__(
+        self, name: str, part: nn.Module, module: nn.Module, *, is_new: bool = False
+    ) -> None:
         self.name, self.part = name, part
-        self.first: StateDict = {} if is_new else _values(part)
         own = {key: one for key, one in vars(part).items() if key not in OF_MODULES}
+        # Views of weights are as these are; a copy in their place would be so no longer.
+        self._views = {key for key, one in own.items() if _shares(one, module)}
+        self.first: StateDict = {} if is_new else self.values()
+        # Tensors count their changes: no bytes of them have to be read to see that there are none.
+        self._tensors = {key: _signed(own[key]) for key in self.first if is_small(own[key])}
+        self._looked = dict(self._tensors)  # when one had no room
+        self.held_bytes = sum(len(self.first[key]) for key in self._tensors)
         # Numbers, texts and tuples never change in place: another object is another value.
-        self._fixed = [(key, one) for key, one in own.items() if key in self.first]
+        values = self.first.keys() - self._tensors.keys()
+        self._fixed = [(key, one) for key, one in own.items() if key in values]
         self._things = {key: id(one) for key, one in own.items() if key not in self.first}
         self._kinds = [(key, type(own[key])) for key in self._things]
         self._size = len(vars(part))
@@ -179,29 +200,112 @@ class _Part:
             self._is_read
             or len(held) != self._size
             or any(held.get(key) is not one for key, one in self._fixed)
+            or any(not _is_signed(held.get(key), one) for key, one in self._tensors.items())
             or any(type(held.get(key)) is not kind for key, kind in self._kinds)
         )
+
+    def values(self) -> StateDict:
+        return {key: one for key, one in _values(self.part).items() if key not in self._views}
+
+    def placed(self, key: str, value: Any, filled: set[int]) -> Any:
+        """Return a value as this part may have it by that name."""
+        made = [tensor for tensor, _ in self._tensors.get(key, ())]
+        put = partial(_put_tensors, self.part, made)
+        return refilled(vars(self.part).get(key), value, filled, put)
 
     def differing(self) -> StateDict:
         """Return the values that are not as at first."""
         first = self.first
         return {
             key: one
-            for key, one in _values(self.part).items()
+            for key, one in self.values().items()
             if key not in first or not _is_same(first[key], one)
         }
 
+    def moves(self, key: str) -> bool:
+        """Return whether a tensor was there before, and has changed; a cache is made once."""
+        now, before = vars(self.part)[key], self._looked.get(key)
+        self._looked[key] = _signed(now)
+        return before is not None and not _is_signed(now, before)
+
     def has_more(self) -> bool:
         """Return whether attributes have tensors, or other objects than at first."""
-        values = _values(self.part)
+        values = self.values()
         held = vars(self.part)
         return bool(held["_non_persistent_buffers_set"]) or any(
             _has_tensors(one) or self._things.get(key) != id(one)
             for key, one in held.items()
             if key not in OF_MODULES
             and key not in values
+            and key not in self._views
             and not isinstance(one, (*GENERATORS, int, float))
         )
+
+
+def _bytes_of(one: object) -> int:
+    return len(one) if isinstance(one, (bytes, str)) else _NUMBER_BYTES
+
+
+def is_small(value: Any) -> bool:
+    """Return whether this is a small tensor, or a list, tuple or dict of such and nothing else."""
+    found = _tensors_in(value)
+    return bool(found) and sum(one.nbytes for one in found) <= _SMALL_BYTES
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of such a value; none if there is anything else in it."""
+    if type(value) is torch.Tensor:
+        is_one = value.layout == torch.strided and not (value.is_leaf and value.requires_grad)
+        return [value] if is_one and not value.is_meta else []
+    if type(value) not in (list, tuple, dict):
+        return []
+    inner = [_tensors_in(one) for one in (value.values() if type(value) is dict else value)]
+    return [one for found in inner for one in found] if all(inner) else []
+
+
+def _signed(value: Any) -> list[tuple[torch.Tensor, int]]:
+    # torch has no public name for how often a tensor was changed.
+    return [(one, one._version) for one in _tensors_in(value)]  # noqa: SLF001
+
+
+def _is_signed(value: Any, signed: Sequence[tuple[torch.Tensor, int]]) -> bool:
+    now = _signed(value)
+    return len(now) == len(signed) and all(
+        one is other and version == count
+        for (one, version), (other, count) in zip(now, signed, strict=True)
+    )
+
+
+def _shares(value: Any, module: nn.Module) -> bool:
+    """Return whether a tensor of this value is a view of a module's weights or buffers."""
+    found = {one.untyped_storage().data_ptr() for one in _tensors_in(value)} - {0}
+    return bool(found) and any(
+        one.untyped_storage().data_ptr() in found
+        for one in (*module.parameters(), *module.buffers())
+        if type(one) in (torch.Tensor, nn.Parameter)
+    )
+
+
+def _put_tensors(part: nn.Module, made: Sequence[torch.Tensor], held: Any, value: Any) -> Any:
+    """Return a value on the device of what it replaces.
+
+    A tensor that the part was made with is written in place, as others may hold it. One that came
+    later may be a step's result, which the script still reads.
+    """
+    put = partial(_put_tensors, part, made)
+    if type(value) in (list, tuple):
+        is_like = type(held) is type(value) and len(held) == len(value)
+        there = held if is_like else [None] * len(value)
+        return type(value)(put(*pair) for pair in zip(there, value, strict=True))
+    if type(value) is dict:
+        there = held if type(held) is dict else {}
+        return {name: put(there.get(name), one) for name, one in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    if any(held is one for one in made):
+        return in_place(held, value)
+    near = [*_tensors_in(held), *part.parameters(), *part.buffers()]
+    return value.to(near[0].device) if near else value
 
 
 def _children(parts: Iterable[nn.Module]) -> int:
@@ -235,6 +339,7 @@ def read_values(module: nn.Module) -> Unsaid:
 def _values(part: nn.Module) -> StateDict:
     kind: Any = type(part)  # of which mypy does not know that it has a hash
     keeps_containers, hides_private, keeps_numbers = _kept_of(kind)
+    is_own = is_own_type(kind)
     found = StateDict()
     for key, one in vars(part).items() if keeps_numbers else ():
         if key in OF_MODULES or (hides_private and key.startswith("_")):
@@ -242,7 +347,9 @@ def _values(part: nn.Module) -> StateDict:
         if type(one) in (int, float) or (keeps_containers and type(one) in _SCALARS):
             if type(one) is not int or not OF_PROCESS.search(key):
                 found[key] = one
-        elif keeps_containers and type(one) in _CONTAINERS and is_plain(one):
+        elif keeps_containers and (
+            (type(one) in _CONTAINERS and is_plain(one)) or (is_own and is_small(one))
+        ):
             found[key] = encode(one)
     return found
 
