@@ -247,6 +247,33 @@ def test_what_is_too_much_or_too_odd_to_come_back_in_the_models_attributes_is_na
     assert seen.changed() == []
 
 
+class Averages:
+    """Averages of a library, in an object that is no module, made at the first step."""
+
+    def __init__(self):
+        self.of, self.rate = {}, 0.5
+
+
+def test_tensors_in_a_plain_object_of_the_models_are_named():
+    engine = trained()
+    engine.module.allocator = Averages()
+    seen = Bystanders(made(engine.module), engine)
+    engine.module.allocator.rate = 0.25
+    assert seen.changed() == []
+    engine.module.allocator.of["weight"] = torch.ones(3)
+    assert seen.changed() == ["tensors of 'allocator' of a Sequential"]
+
+
+def test_a_hidden_state_that_comes_back_is_not_named():
+    engine = trained()
+    engine.module.insert(0, Counting())
+    engine.module[0].hidden, engine.module[0].each = torch.zeros(3), [torch.zeros(3)]
+    seen = Bystanders(made(engine.module), engine)
+    engine.module[0].hidden = torch.ones(3)
+    engine.module[0].each[0].add_(1)
+    assert seen.changed() == []
+
+
 def test_a_long_history_of_an_optimizer_is_named():
     class Clipping(torch.optim.SGD):
         def __init__(self, weights):

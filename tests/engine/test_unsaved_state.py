@@ -1,6 +1,7 @@
 """Loaders that a script reads and has not handed over are named; those it hands over are not."""
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, Sampler
 
 from gemini_lab.engine.made_objects import follow_constructors
@@ -79,3 +80,41 @@ def test_an_iterator_without_a_length_is_amid_its_epoch_while_it_is_read():
     strays.look()
     next(batches)
     assert strays.read_on() == ["a DataLoader of a list"]
+
+
+class Scaling(torch.nn.Module):
+    """Multiplies by a number that the script changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale = torch.nn.Linear(3, 3), 1.0
+
+    def forward(self, batch):
+        return self.inner(batch) * self.scale
+
+
+def test_what_a_process_compiles_by_its_history_is_told_once():
+    torch.compiler.reset()
+    said = []
+    model = Scaling()
+    compiled = torch.compile(model, backend="eager")
+    watch = ScriptWatch(ScriptState(), said.append)
+
+    def train(rows):
+        compiled(torch.ones(rows, 3)).sum().backward()
+        watch.see_version(encode({**ScriptState().drawn()}), at_top=True)
+
+    watch.is_asked = True
+    for rows in (2, 2, 2):
+        train(rows)
+    assert said == []
+    model.scale = 0.5
+    for rows in (3, 4, 4, 4, 4, 4, 4):
+        train(rows)
+    (text,) = said
+    assert text.startswith("torch.compile has compiled the model again, because ")
+    assert "'batch'" in text or "L['batch']" in text
+    model.scale = 0.25
+    for _ in range(20):
+        train(5)
+    assert said == [text]
