@@ -4,6 +4,7 @@ import atexit
 import gc
 import multiprocessing
 import os
+import random
 import re
 import runpy
 import signal
@@ -17,6 +18,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+import xxhash
 
 from gemini_lab.display import readable
 from gemini_lab.engine import session
@@ -222,6 +226,7 @@ def run_to_its_end(start: WorkerStart, channel: LocalChannel) -> None:
         SystemExit: The script leaves with an error.
         BaseException: It failed, or the version did.
     """
+    seed_as_by_chance(start.order.run, start.rank)
     try:
         with exits_noticed(partial(leave_early, start, channel)), forks_apart():
             run_script(start.order.job, local_rank=start.seats.local_rank_of(start.rank))
@@ -229,6 +234,17 @@ def run_to_its_end(start: WorkerStart, channel: LocalChannel) -> None:
         if leave.code not in (None, 0):
             raise
     finish()
+
+
+def seed_as_by_chance(run: int, rank: int) -> None:
+    """Seed the generators that a process seeds by chance; the same at each start of a rank.
+
+    A script that draws before it seeds them, such as which samples validate, would draw others
+    after a failure. Workers that were forked from one parent would all draw the same from numpy's.
+    """
+    seed = xxhash.xxh3_64_intdigest(f"{run}/{rank}".encode())
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - scripts still use it
 
 
 def settle_in(start: WorkerStart) -> None:

@@ -4,6 +4,7 @@ import inspect
 import json
 import multiprocessing
 import os
+import random
 import re
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from full_disk import full_at
@@ -32,6 +34,7 @@ from gemini_lab.node.worker import (
     run_script,
     said_status,
     say_error,
+    seed_as_by_chance,
 )
 from gemini_lab.recovery.messages import JobOrder, ScriptError, WorkerStart
 from gemini_lab.recovery.plan import RecoveryPlan
@@ -420,3 +423,13 @@ def test_a_port_that_is_open_already_serves_the_rendezvous():
         served = join_rendezvous(address, os.dup(held.fileno()))
         served.set("said", "here")
         assert join_rendezvous(address, None).get("said") == b"here"
+
+
+def test_what_a_process_seeds_by_chance_is_the_same_at_each_start_of_a_rank():
+    def drawn(run, rank):
+        seed_as_by_chance(run, rank)
+        return random.random(), float(np.random.random())  # noqa: NPY002
+
+    ways = [(1, 0), (1, 1), (2, 0)]
+    assert len({drawn(*way) for way in ways}) == 3
+    assert drawn(1, 1) == drawn(1, 1)
