@@ -371,6 +371,21 @@ def test_the_hidden_state_of_a_recurrent_model_comes_back():
     assert kept.left_out == anew.left_out == set()
 
 
+def test_a_tensor_that_a_part_has_by_two_names_stays_one_unless_it_came_apart():
+    def make():
+        part = Recurrent()
+        part.one = part.same = part.other = torch.zeros(2)
+        return part, OwnValues(part)
+
+    before, kept = make()
+    before.one.add_(1)
+    before.other = torch.full((2,), 5.0)
+    after, anew = make()
+    anew.put(decode(encode(kept.changed())))
+    assert [part.tolist() for part in (after.one, after.other)] == [[1.0, 1.0], [5.0, 5.0]]
+    assert after.same is after.one
+
+
 def test_a_view_of_weights_stays_one_and_an_unchanged_tensor_is_not_read():
     model = nn.Sequential(Recurrent())
     kept = OwnValues(model)

@@ -210,7 +210,7 @@ class _Part:
     def placed(self, key: str, value: Any, filled: set[int]) -> Any:
         """Return a value as this part may have it by that name."""
         made = [tensor for tensor, _ in self._tensors.get(key, ())]
-        put = partial(_put_tensors, self.part, made)
+        put = partial(_put_tensors, self.part, made, filled)
         return refilled(vars(self.part).get(key), value, filled, put)
 
     def differing(self) -> StateDict:
@@ -286,13 +286,15 @@ def _shares(value: Any, module: nn.Module) -> bool:
     )
 
 
-def _put_tensors(part: nn.Module, made: Sequence[torch.Tensor], held: Any, value: Any) -> Any:
+def _put_tensors(
+    part: nn.Module, made: Sequence[torch.Tensor], filled: set[int], held: Any, value: Any
+) -> Any:
     """Return a value on the device of what it replaces.
 
     A tensor that the part was made with is written in place, as others may hold it. One that came
     later may be a step's result, which the script still reads.
     """
-    put = partial(_put_tensors, part, made)
+    put = partial(_put_tensors, part, made, filled)
     if type(value) in (list, tuple):
         is_like = type(held) is type(value) and len(held) == len(value)
         there = held if is_like else [None] * len(value)
@@ -302,10 +304,15 @@ def _put_tensors(part: nn.Module, made: Sequence[torch.Tensor], held: Any, value
         return {name: put(there.get(name), one) for name, one in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
-    if any(held is one for one in made):
+    if any(held is one for one in made) and (id(held) not in filled or _is_equal(held, value)):
+        filled.add(id(held))
         return in_place(held, value)
     near = [*_tensors_in(held), *part.parameters(), *part.buffers()]
     return value.to(near[0].device) if near else value
+
+
+def _is_equal(held: torch.Tensor, value: torch.Tensor) -> bool:
+    return held.dtype == value.dtype and encode(held) == encode(value)
 
 
 def _children(parts: Iterable[nn.Module]) -> int:
