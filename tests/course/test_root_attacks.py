@@ -136,7 +136,7 @@ def test_a_right_one_brings_the_run_back_as_the_labs_own_does(schedule):
 @pytest.mark.parametrize(
     ("wrong", "schedule", "shape", "why"),
     [
-        ({"ends_old": False}, CRASH, SMALL, "has not said yet that it ended those of before"),
+        ({"ends_old": False}, CRASH, SMALL, "has not said yet that it ended its old ones"),
         ({"asks_all": False}, HEARD_LATE, SMALL, "progress is thrown away"),
         ({"counts_machines": False}, TWO_LOST, SMALL, "has no machine"),
         ({"waits": False}, FALL_SILENT, SPARE, "progress is thrown away: training goes on from"),

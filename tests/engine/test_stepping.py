@@ -211,9 +211,13 @@ class Loader:
     newest = None
     passes = 0
     is_where_put = True
+    is_read_apart = is_ahead = False
+    lead = 0
 
     def begin_pass(self) -> None:
         pass
+
+    end_epoch = note_forward = begin_pass
 
     def give(self) -> None:
         self.on_fetch()

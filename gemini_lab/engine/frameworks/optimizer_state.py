@@ -41,6 +41,8 @@ def beside(current: object, value: object) -> object:
     """`value`, on the device of the tensor that it replaces; or that, if it is the same."""
     if not (isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor)):
         return value
+    if is_dtensor(current) or is_dtensor(value):
+        return value
     value = value.to(current.device)
     is_same = current.dtype == value.dtype and encode(current) == encode(value)
     return current if is_same else value

@@ -158,7 +158,7 @@ class EngineState:
         verdict.agree()
         schedule = getattr(self._engine, "lr_scheduler", None)
         things = [*self.framework.optimizers, schedule, *self.script.things]
-        with left_alone(things, module=self.framework.module):
+        with left_alone(things, module=self.framework.module, refilled=self.script.things):
             self._put_back(room, small_state.unfold(decode_framed(room)), with_data=False)
 
     def _put_back(

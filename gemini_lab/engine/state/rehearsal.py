@@ -4,10 +4,11 @@ A version is loaded into what it was made of before there is a failure, and into
 one. Whatever is another one then is refused by its name.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -27,13 +28,24 @@ _SCRIPTS: Final = ("made", "also")  # parts of a small state
 
 
 @contextmanager
-def left_alone(things: Iterable[object], *, module: nn.Module) -> Iterator[None]:
+def left_alone(
+    things: Iterable[object], *, module: nn.Module, refilled: Iterable[object] = ()
+) -> Iterator[None]:
     """Permit loads into things inside the block that no holder of them notices.
 
-    What their `load_state_dict` replaces is put back: a script may hold it. And torch counts no
+    What their `load_state_dict` replaces is put back: a script may hold it. Optimizers that are
+    refilled in place are so in copies. And torch counts no
     write to the model's tensors, which a pass that is under way may still need.
     """
     kept = [(vars(one), dict(vars(one))) for one in things if hasattr(one, "__dict__")]
+    for one in refilled:
+        if isinstance(one, torch.optim.Optimizer):
+            one.state = defaultdict(dict, _cloned(dict(one.state)))
+            one.param_groups = [
+                {**_cloned({k: v for k, v in group.items() if k != "params"}), "params": params}
+                for group in one.param_groups
+                for params in (group["params"],)
+            ]
     held = (one for one in [*module.parameters(), *module.buffers()] if not one.is_inference())
     try:
         with ExitStack() as counts:
@@ -46,6 +58,14 @@ def left_alone(things: Iterable[object], *, module: nn.Module) -> Iterator[None]
             for name in attributes.keys() - before.keys():
                 del attributes[name]
             attributes.update(before)
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _cloned(one) for key, one in value.items()}
+    return value
 
 
 @contextmanager
