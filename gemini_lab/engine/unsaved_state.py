@@ -177,6 +177,7 @@ def _is_helper(thing: object) -> bool:
         not is_known
         and is_plain_object
         and not is_torchs
+        and kind.__weakrefoffset__ > 0  # a tuple's or a number's own class has no references
         and bool(getattr(thing, "__dict__", None))
     )
 

@@ -264,6 +264,16 @@ def test_tensors_in_a_plain_object_of_the_models_are_named():
     assert seen.changed() == ["tensors of 'allocator' of a Sequential"]
 
 
+def test_an_object_to_which_no_weak_reference_can_be_made_is_passed_over():
+    class Shape(tuple):  # noqa: SLOT001 - as scripts have it
+        """A tuple of a script's own, which can have attributes."""
+
+    engine = trained()
+    engine.module.shape = Shape((2, 3))
+    engine.module.shape.names = ["rows", "columns"]
+    assert Bystanders(made(engine.module), engine).changed() == []
+
+
 def test_a_hidden_state_that_comes_back_is_not_named():
     engine = trained()
     engine.module.insert(0, Counting())
